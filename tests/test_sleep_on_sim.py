@@ -268,14 +268,16 @@ said = [error_of(graph.replay)]
 with esper_alloc.asleep("rollout") as result:
     said.append(error_of(graph.replay))
 said.append(error_of(graph.replay))
+never = error_of(torch.cuda.CUDAGraph().replay)
 with esper_alloc.asleep():  # meanwhile the pool goes
     del x, pool
     gc.collect()
     torch.cuda.empty_cache()
 say(said=said, stays=result.stays, reserved=torch.cuda.memory_reserved(),
-    valid=simulated.core_is_valid())
+    valid=simulated.core_is_valid(), never=never)
 """, **ALL_MAPPED)  # fmt: skip
     before, asleep, after = found["said"]
+    assert "Called CUDAGraph::replay without a preceding" in found["never"]
     assert "without a preceding successful capture" in before and after == before
     assert asleep.startswith("RuntimeError: this CUDA graph cannot be replayed while 4194304 bytes")
     assert found["stays"] == [] and found["reserved"] == 0 and found["valid"]

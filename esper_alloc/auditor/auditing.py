@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ..installation.pytorch import import_part, load_shim, untyped
-from ..torch_allocator.choices import SEGMENTS
+from ..torch_allocator.choices import segments_wanted
 from . import observation
 from .fence import Fault, Freed, explain, fault_in, parse_freed
 from .findings import Finding, json_of, parse, text_of
@@ -85,10 +85,11 @@ def _check_poison(compiled: Any) -> None:
         raise RuntimeError(
             "poison=True works on esper_alloc's memory only: call esper_alloc.enable() first."
         )
-    if SEGMENTS.in_environment() != "classic":
+    if segments_wanted()[0] != "classic":
         raise RuntimeError(
             "poison=True needs classic segments, whose memory stays at its addresses: call "
-            'esper_alloc.enable(segments="classic"), or set ESPER_ALLOC_SEGMENTS=classic.'
+            'esper_alloc.enable(segments="classic"), or set ESPER_ALLOC_SEGMENTS=classic, and '
+            "leave out PyTorch's option expandable_segments:True."
         )
 
 

@@ -110,12 +110,17 @@ def _is_ours(entry: Any) -> bool:
 def _starter(program: str, arguments: list[str], is_module: bool) -> Callable[[], Any]:
     """What runs the program. sys.argv and sys.path are as it expects them."""
     sys.argv = [program, *arguments]
+
+    def look_first(folder: str) -> None:
+        if not getattr(sys.flags, "safe_path", False):  # newer than Python 3.10
+            sys.path[0] = folder
+
     if is_module:
-        sys.path[0] = os.getcwd()
+        look_first(os.getcwd())
         return lambda: runpy.run_module(program, run_name="__main__", alter_sys=True)
     path = os.path.abspath(program)  # the program may change its directory
     if os.path.isfile(path):
-        sys.path[0] = os.path.dirname(path)
+        look_first(os.path.dirname(os.path.realpath(path)))
         if not _is_packed(path):
             return lambda: _run_source(path)
     return lambda: runpy.run_path(program, run_name="__main__")

@@ -4,6 +4,7 @@ variable of the environment."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,3 +51,40 @@ USES = Choice(
     "is not a kind of uses: use",
 )
 ALL = (REUSE, SEGMENTS, USES)
+
+
+def segments_asked_for(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """The kind of segments that was asked for by name, and by what; "auto": none was. PyTorch's
+    option counts more than our variable."""
+    given = re.findall(r"expandable_segments:(True|False)", ",".join(_settings(environment)))
+    if given:
+        return "mapped" if given[-1] == "True" else "classic", f"expandable_segments:{given[-1]}"
+    name = environment.get(SEGMENTS.variable) or "auto"
+    return name, f"{SEGMENTS.variable}={name}"
+
+
+def segments_wanted(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """The kind there will be where the driver can map memory, "mapped" or "classic", and why in
+    words. As the core has it: what is said of the kind counts more than what concerns one kind
+    only."""
+    kind, by = segments_asked_for(environment)
+    if kind != "auto":
+        return kind, f", as {by} asks for"
+    settings = _settings(environment)
+    for option in ("max_split_size_mb", "garbage_collection_threshold"):
+        if re.search(rf"{option}:[0-9.]*[1-9]", settings[-1] if settings else ""):
+            return (
+                "classic",
+                f", which {option} concerns; expandable_segments:True: mapped all the same",
+            )
+    registers = environment.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "")
+    if registers[:1] in tuple("1yYtT"):
+        return "classic", ", as TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK needs"
+    return "mapped", ""
+
+
+def _settings(environment: Mapping[str, str]) -> list[str]:
+    """PyTorch's options. It reads both variables, in this order, and forgets of the first what the
+    second leaves out; but expandable_segments stays."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return [environment[name].replace(" ", "") for name in names if environment.get(name)]

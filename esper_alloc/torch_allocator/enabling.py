@@ -21,7 +21,7 @@ from ..installation.pytorch import (
     untyped,
 )
 from . import automatic_uses
-from .choices import ALL, REUSE, SEGMENTS, USES
+from .choices import ALL, REUSE, SEGMENTS, USES, segments_asked_for
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
@@ -166,7 +166,8 @@ def enable(
 
     Raises:
         ValueError: there is no such choice; or an environment variable, or an option of
-            PyTorch, has an unknown value; the message names it.
+            PyTorch, has an unknown value; or PyTorch's option ``expandable_segments`` asks for
+            other segments than the argument. The message names it.
         RuntimeError: CUDA is initialised already; or esper_alloc is enabled with another
             reuse order or kind of segments, or through :func:`pluggable_allocator`, which
             cannot have automatic uses.
@@ -176,6 +177,7 @@ def enable(
     After an error nothing has changed.
     """
     chosen = {REUSE: REUSE.given(reuse), SEGMENTS: SEGMENTS.given(segments)}
+    _check_options(chosen[SEGMENTS])
     given_uses = USES.given(uses)
     wanted_uses = given_uses or USES.in_environment()
     if is_enabled():
@@ -198,7 +200,7 @@ def enable(
     for choice, name in (*chosen.items(), (USES, given_uses)):
         if name is not None:
             os.environ[choice.variable] = name
-    if SEGMENTS.in_environment() != "classic":
+    if segments_asked_for()[0] != "classic":
         # NCCL would let the GPUs of one process reach into each other's tensors. But pages are open
         # to another GPU only after PyTorch has asked for it, and NCCL does not ask PyTorch.
         os.environ.setdefault("NCCL_P2P_DIRECT_DISABLE", "1")
@@ -208,6 +210,17 @@ def enable(
     compiled.automatic_uses(wanted_uses == "automatic")
     if wanted_uses == "automatic":
         automatic_uses.install(compiled)
+
+
+def _check_options(segments: str | None) -> None:
+    """Raises if PyTorch's options ask for another kind of segments than the argument: they count
+    more."""
+    kind, by = segments_asked_for()
+    if segments not in (None, "auto") and segments != kind and by.startswith("expandable"):
+        raise ValueError(
+            f"segments={segments!r} contradicts {by} in PYTORCH_CUDA_ALLOC_CONF or "
+            f"PYTORCH_ALLOC_CONF: leave out one of them"
+        )
 
 
 def _swap(automatic: bool) -> None:

@@ -11,7 +11,6 @@ from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from ..installation.callers import user_stacklevel
-from .streams import is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +115,7 @@ def _check_no_stream(value: Any, torch: Any) -> bool:
     """False: `value` is neither tensor nor container."""
     if torch is not None and isinstance(value, torch.Tensor):
         return True
-    if is_cpu_stream(value) or (torch is not None and isinstance(value, torch.Stream)):
+    if torch is not None and isinstance(value, (torch.Stream, torch.cpu.Stream)):
         raise TypeError("a stream is among the tensors: pass it by name, using(x, stream=side)")
     elements = value if isinstance(value, (list, tuple)) else children(value)
     if elements is None:

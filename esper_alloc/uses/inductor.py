@@ -22,7 +22,10 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["register_decompositions", "register_lowerings"]
+__all__ = ["register_decompositions", "register_lowerings", "tag_compiled_code"]
+
+#: Raise it when the code that is compiled for marks changes.
+RULES = 1
 
 
 # While tracing
@@ -42,6 +45,20 @@ def register_decompositions(decomposition: Any) -> None:
 
     decomposition.register_decomposition([operators.record_use.default])(record_use)
     decomposition.register_decomposition([operators.leave_scope.default])(leave_scope)
+    # Inductor compiles with a copy of its table. It is older than the first mark if anything
+    # was compiled before.
+    copied = getattr(decomposition, "fast_random_decomps", None)
+    forget = getattr(copied, "cache_clear", None)
+    if forget is not None:
+        forget()
+
+
+def tag_compiled_code(config: Any) -> None:
+    """For ``torch.compiler.config``: what Inductor compiled by other rules than these, and keeps
+    on the disk, is not taken."""
+    rules = f"esper_alloc {RULES}"
+    if rules not in config.cache_key_tag:
+        config.cache_key_tag = f"{config.cache_key_tag} {rules}".strip()
 
 
 def _put_ordered(
@@ -83,7 +100,9 @@ def _put_in_memory(root: Any) -> None:
     else:
         with root.graph.inserting_after(root):
             kept = root.graph.call_function(in_memory, (root,))
-        kept.meta.update(root.meta)
+        # A symbol for a size that depends on data is the first node's alone to define.
+        same = {name: value for name, value in root.meta.items() if name != "unbacked_bindings"}
+        kept.meta.update(same)
     root.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
 
 

@@ -37,11 +37,10 @@ class Calls(NamedTuple):
     enter: Callable[..., Any]
     hand_over: Callable[..., Any]
     check_stream: Callable[..., Any]
+    check_scope: Callable[..., Any]
 
 
-_TRACED = Calls(
-    tracing.record_use, tracing.touch, tracing.enter, tracing.hand_over, tracing.check_stream
-)
+_TRACED = Calls(*(getattr(tracing, name) for name in Calls._fields))
 
 
 def _teach_dynamo(calls: Calls, instead: Calls, decorators: Any) -> None:
@@ -77,6 +76,24 @@ def tensor_methods_changed() -> None:
     forget = getattr(listed, "cache_clear", None)
     if forget is not None:
         forget()
+
+
+def _teach_dynamo_streams(streams: Any) -> None:
+    """A graph is for one stream (_fix_stream() in tracing.py), so what says which one is a
+    constant in it. Dynamo would make a node of it, which a graph inside of that graph, as a
+    checkpoint has it, cannot use."""
+    variables = importlib.import_module("torch._dynamo.variables")
+    variable = streams.StreamVariable
+    get_any = getattr(variable, "var_getattr", None)
+    if get_any is None:  # a newer Dynamo
+        return
+
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        if name in ("stream_id", "device_index") and self.source is not None:
+            return variables.ConstantVariable.create(getattr(self.value, name))
+        return get_any(self, tx, name)
+
+    variable.var_getattr = var_getattr
 
 
 def _teach_dynamo_subclasses(torch_function: Any) -> None:
@@ -137,6 +154,7 @@ _libraries: list[Any] = []
 
 def _teach_inductor_order(decomposition: Any) -> None:
     inductor.register_decompositions(decomposition)
+    inductor.tag_compiled_code(importlib.import_module("torch.compiler.config"))
 
 
 def _teach_inductor(lowering: Any) -> None:
@@ -174,6 +192,7 @@ def install(calls: Calls) -> None:
         ("Dynamo", "torch._dynamo.decorators", functools.partial(_teach_dynamo, calls, _TRACED)),
         ("Dynamo", "torch._dynamo.variables.tensor", _teach_dynamo_method),
         ("Dynamo", "torch._dynamo.variables.torch_function", _teach_dynamo_subclasses),
+        ("Dynamo", "torch._dynamo.variables.streams", _teach_dynamo_streams),
         ("Inductor", "torch._inductor.decomposition", _teach_inductor_order),
         ("Inductor", "torch._inductor.lowering", _teach_inductor),
         ("DTensor", "torch.distributed.tensor._api", _teach_dtensor),
@@ -222,7 +241,9 @@ def _break_at(original: Callable[..., Any]) -> Callable[..., Any]:
 def install_breaks(calls: Calls) -> None:
     """In place of install(), where the operators are missing."""
     global _method
-    instead = Calls(*map(_break_at, calls))._replace(check_stream=tracing.check_stream)
+    instead = Calls(*map(_break_at, calls))._replace(
+        check_stream=tracing.check_stream, check_scope=tracing.check_scope
+    )
     _method = instead.record_use
     for module, teach in (
         ("torch._dynamo.decorators", functools.partial(_teach_dynamo, calls, instead)),

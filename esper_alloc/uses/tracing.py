@@ -90,26 +90,29 @@ def _search(value: Any, found: list[Any]) -> bool:
         elif value.device.type in _MARKED:
             found.append(value)
         return True
-    if isinstance(value, dict):
-        for child in value.values():
-            _search_element(child, found)
-        return True
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+    children = _children(value)
+    if children is None:
         return False
+    for child in children:
+        _search_element(child, found)
+    return True
+
+
+def _children(value: Any) -> list[Any] | None:
+    """What a container holds; None: it is none."""
+    if isinstance(value, dict):
+        return list(value.values())
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return None
     if isinstance(value, Mapping):
-        for key in value:
-            _search_element(value[key], found)
-        return True
+        return [value[key] for key in value]
     if isinstance(value, (Set, Sequence, ValuesView)):
-        for child in value:
-            _search_element(child, found)
-        return True
+        return list(value)
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        for name in value.__dataclass_fields__:
-            if hasattr(value, name):  # an InitVar is listed, too, and not kept
-                _search_element(getattr(value, name), found)
-        return True
-    return False
+        # An InitVar is listed, too, and not kept.
+        names = [name for name in value.__dataclass_fields__ if hasattr(value, name)]
+        return [getattr(value, name) for name in names]
+    return None
 
 
 def _search_element(value: Any, found: list[Any]) -> None:
@@ -197,8 +200,31 @@ def hand_over(tensors: tuple[Any, ...], stream: Any) -> None:
     operators.take.default(found, stream.stream_id, stream.device_index)
 
 
-def check_stream(stream: Any) -> None:
+def check_scope(tensors: tuple[Any, ...]) -> None:
+    for value in tensors:
+        if not _check_no_stream(value) and value is not None:
+            raise TypeError(
+                f"expected a tensor, or a container of tensors, not {type(value).__name__}"
+            )
+
+
+def _check_no_stream(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (torch.Stream, torch.cpu.Stream)):
+        raise TypeError("a stream is among the tensors: pass it by name, using(x, stream=side)")
+    children = _children(value)
+    if children is None:
+        return False
+    for child in children:
+        _check_no_stream(child)
+    return True
+
+
+def check_stream(stream: Any, wanted: str = "a torch.cuda.Stream or None") -> None:
     import torch
 
     if stream is not None and not isinstance(stream, (torch.Stream, torch.cpu.Stream)):
-        raise TypeError(f"stream must be a torch.cuda.Stream or None, not {type(stream).__name__}")
+        raise TypeError(f"stream must be {wanted}, not {type(stream).__name__}")

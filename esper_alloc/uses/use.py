@@ -263,8 +263,7 @@ class _Entered:
         self.current = torch.cuda.current_stream() if running else None
 
     def leave(self, tensors: tuple[Any, ...]) -> None:
-        for value in tensors:
-            record_use(value)
+        record_use(tensors)
 
     def is_current(self) -> bool:
         """Whether the scope's stream is current and will not be after it, as far as is known."""
@@ -491,7 +490,7 @@ def _record_stream(tensor: torch.Tensor, stream: torch.Stream | None) -> None:
         pass
 
 
-_calls = teaching.Calls(record_use, touch, _enter, _hand_over, check_stream)
+_calls = teaching.Calls(record_use, touch, _enter, _hand_over, check_stream, check_scope)
 if _compiled is not None:
     teaching.install(_calls)
 else:

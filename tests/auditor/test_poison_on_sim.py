@@ -289,6 +289,7 @@ say(contents=[*bytes_at(at)])
     [
         ({"ESPER_SIMULATED_ALLOCATOR": "native"}, "on esper_alloc's memory only"),
         ({"ESPER_ALLOC_SEGMENTS": "auto"}, "needs classic segments"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "needs classic segments"),
     ],
 )
 def test_where_memory_cannot_be_poisoned_it_says_so(

@@ -57,6 +57,28 @@ def test_a_correct_program_ends_as_always(library: Path, tmp_path: Path) -> None
     assert done.stdout == f"['job.py', 'a', '-b'] __main__ {tmp_path}\n"
 
 
+def test_modules_are_found_as_python_finds_them(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, extra = tmp_path / "real", tmp_path / "extra"
+    for folder in (real, extra):
+        folder.mkdir()
+        (folder / f"in_{folder.name}.py").touch()
+    (real / "script.py").write_text("import in_real\n")
+    (tmp_path / "link.py").symlink_to(real / "script.py")
+    at = [sys.executable, "-m", "esper_alloc", "audit", "link.py"]
+    env = {**os.environ, **build.environment(library)}
+    done = subprocess.run(at, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    if sys.version_info < (3, 11):
+        return
+    (real / "script.py").write_text(f"import in_extra, sys\nassert {str(real)!r} not in sys.path\n")
+    env["PYTHONPATH"] = f"{extra}{os.pathsep}{env.get('PYTHONPATH') or TESTS.parent}"
+    env["PYTHONSAFEPATH"] = "1"
+    done = subprocess.run(at, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_program_without_cuda_had_nothing_to_audit(library: Path, tmp_path: Path) -> None:
     done = audit(library, tmp_path, "import torch\n")
     assert done.returncode == 0

@@ -581,6 +581,35 @@ def test_nccl_leaves_pages_to_their_device(segments, set_before, found, monkeypa
 
 
 @needs_shim
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        pytest.param("PYTORCH_ALLOC_CONF", "expandable_segments: False", marks=pytest.mark.slow),
+    ],
+)
+def test_pytorchs_option_counts_more_than_the_variable(given, named, monkeypatch):
+    monkeypatch.delenv("NCCL_P2P_DIRECT_DISABLE", raising=False)
+    mapped = "True" in named
+    run(
+        f"""
+        import os, esper_alloc
+        try:
+            esper_alloc.enable(segments={"classic" if mapped else "mapped"!r})
+        except ValueError as error:
+            assert "contradicts {named.replace(" ", "")} in" in str(error), error
+        else:
+            raise AssertionError("enabled")
+        assert not esper_alloc.is_enabled()
+        esper_alloc.enable()
+        assert os.environ.get("NCCL_P2P_DIRECT_DISABLE") == {"1" if mapped else None!r}
+        """,
+        ESPER_ALLOC_SEGMENTS="classic" if mapped else "mapped",
+        **{given: named},
+    )
+
+
+@needs_shim
 def test_a_choice_that_comes_too_late_changes_nothing():
     run(
         """

@@ -324,6 +324,62 @@ def test_transforms_and_branches_keep_their_marks(monkeypatch):
     assert marks_of(branches, x) == 1
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_graphs_in_a_graph_mark_on_one_stream(backend, monkeypatch):
+    monkeypatch.setattr(tracing, "_MARKED", ("cpu",))
+    side = stream()
+
+    def block(x):
+        y = x.sin()
+        esper_alloc.record_use(y, side)
+        return y.cos()
+
+    def twice(x):
+        for _ in range(2):
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        esper_alloc.record_use(x, side)
+        return x
+
+    def branches(x):
+        return torch.cond(x.sum() > 0, block, lambda x: block(x) + 1, (x,))
+
+    class Marking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            esper_alloc.record_use(x, side)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            esper_alloc.record_use(gradient, side)
+            return gradient * 2
+
+    x = torch.ones(3, requires_grad=True)
+    for function in (twice, branches, Marking.apply):
+        found = torch.compile(lambda x, f=function: f(x), backend=backend)(x)
+        torch.testing.assert_close(found, function(x))
+        found.sum().backward()
+
+
+def test_a_scope_takes_containers():
+    side = stream(7)
+
+    def f(x):
+        with esper_alloc.using([x], {"a": (x, None)}, stream=side):
+            return x.sin()
+
+    assert [name for name, _ in on_fake_cuda(f, (4,)).marks()] == [
+        "enter_scope.default", "leave_scope.default",
+    ]  # fmt: skip
+
+    def wrong(x):
+        with esper_alloc.using([x, side]):
+            return x + 1
+
+    with pytest.raises(Exception, match="a stream is among the tensors"):
+        on_fake_cuda(wrong, (4,))
+
+
 def test_a_scope_orders_and_marks():
     side = stream(7)
 
@@ -658,6 +714,17 @@ def test_inductor_trains_through_marks_and_leaves_them_in_the_forward():
     assert "esper_alloc" not in backward.split("def call(")[1]
 
 
+def test_inductor_marks_what_has_a_size_that_depends_on_data():
+    def f(x):
+        found = x.nonzero().flatten()
+        OPS.record_use.default([found], 0, -1, True, False)
+        return x[found].sum()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        lines = inductor_code(f, torch.tensor([0.0, 2.0, 3.0]))
+    assert line_of(lines, "nonzero") < line_of(lines, "record_use.pinned")
+
+
 def test_inductor_with_dynamic_shapes():
     def f(x):
         y = (x + 1).relu()
@@ -882,6 +949,23 @@ import torch._dynamo
 from esper_alloc.uses import use
 from torch._dynamo.trace_rules import _polyfilled_function_ids as known
 assert id(use.record_use) in known
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_inductor_learns_of_marks_after_it_compiled_something():
+    """By then it has made a copy of its table. What it kept on the disk by other rules is not
+    taken."""
+    program = """
+import torch, esper_alloc
+from torch._inductor import decomposition
+assert decomposition.fast_random_decomps()
+torch.compiler.config.cache_key_tag = "mine"
+esper_alloc.record_use
+marks = [getattr(torch.ops.esper_alloc, name).default for name in ("record_use", "leave_scope")]
+assert all(one in decomposition.select_decomp_table() for one in marks)
+assert torch.compiler.config.cache_key_tag.startswith("mine esper_alloc ")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from ...installation.pytorch import difference
-from ...torch_allocator.choices import REUSE, USES
+from ...torch_allocator.choices import REUSE, USES, segments_wanted
 from .facts import Facts
 
 
@@ -102,32 +100,6 @@ def segments_chosen(facts: Facts) -> str:
     if kind == "mapped" and all(one["virtual_memory"] for one in facts["driver"]["devices"]):
         return "mapped (pages where they are needed, in reserved addresses)"
     return f"classic (one driver allocation each){because if kind == 'classic' else ''}"
-
-
-def segments_wanted(environment: dict[str, str]) -> tuple[str, str]:
-    """The kind that the environment asks for, and why in words. As the core has it: what is
-    said of the kind counts more than what concerns one kind only."""
-    # PyTorch reads both, in this order, and forgets of the first what the second leaves out;
-    # but expandable_segments stays.
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    settings = [environment[name].replace(" ", "") for name in names if environment.get(name)]
-    given = re.findall(r"expandable_segments:(True|False)", ",".join(settings))
-    if given:
-        kind = "mapped" if given[-1] == "True" else "classic"
-        return kind, f", as expandable_segments:{given[-1]} asks for"
-    wanted = environment.get("ESPER_ALLOC_SEGMENTS")
-    if wanted and wanted != "auto":
-        return wanted, f", as ESPER_ALLOC_SEGMENTS={wanted} asks for"
-    for option in ("max_split_size_mb", "garbage_collection_threshold"):
-        if re.search(rf"{option}:[0-9.]*[1-9]", settings[-1] if settings else ""):
-            return (
-                "classic",
-                f", which {option} concerns; expandable_segments:True: mapped all the same",
-            )
-    registers = environment.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "")
-    if registers[:1] in tuple("1yYtT"):
-        return "classic", ", as TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK needs"
-    return "mapped", ""
 
 
 def trial_text(trial: Facts) -> str:

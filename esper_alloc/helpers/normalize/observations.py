@@ -57,8 +57,9 @@ class RunningMeanStd(Normalizer):
                 is broadcast to ``[rows, *shape]``: ``[N]`` gives N samples to a
                 normaliser of shape ``(1,)``. An empty batch changes nothing. Of NaN and
                 infinity see :mod:`esper_alloc.helpers.normalize`.
-            mask: bool, of the leading dimensions or like x; false: does not count.
-            weights: floating-point, of the leading dimensions or like x. A value counts
+            mask: bool, of the leading dimensions or like x after broadcasting; false: does
+                not count.
+            weights: floating-point, of the same shapes. A value counts
                 as many times as its weight says; not at all unless that is finite and above 0.
                 In `count` each row is one, whatever its weight.
 
