@@ -60,7 +60,7 @@ class tag:  # a context manager, like torch.no_grad
         name: 1 to 63 bytes of UTF-8, none of them 0; a process may have 255 names.
 
     Raises:
-        ValueError: on entering: there is something wrong with the name.
+        ValueError, TypeError: on entering: the name is not such a string.
     """
 
     def __init__(self, name: str) -> None:
