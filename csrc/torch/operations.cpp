@@ -61,14 +61,29 @@ bool touches_nothing(std::string_view name, const c10::OperatorName &operator_na
                                                "aten::expand_as",
                                                "aten::view_as",
                                                "aten::reshape_as",
-                                               "aten::_assert_tensor_metadata"};
+                                               "aten::_assert_tensor_metadata",
+                                               "aten::_has_compatible_shallow_copy_type",
+                                               "aten::_debug_has_internal_overlap",
+                                               "aten::_make_dual",
+                                               "aten::_shape_as_tensor",
+                                               "aten::_unsafe_view",
+                                               "aten::align_tensors",
+                                               "aten::atleast_1d",
+                                               "aten::atleast_2d",
+                                               "aten::atleast_3d",
+                                               "aten::is_distributed",
+                                               "aten::meshgrid",
+                                               "aten::unflatten_dense_tensors",
+                                               "aten::unsafe_chunk",
+                                               "aten::unsafe_split",
+                                               "aten::unsafe_split_with_sizes"};
   for (const std::string_view one : names) {
     if (name == one) {
       return true;
     }
   }
-  if (begins_with(name, "aten::new_") || ends_with(name, "_like") ||
-      begins_with(name, "esper_alloc::")) {
+  if (begins_with(name, "aten::new_") || begins_with(name, "esper_alloc::") ||
+      (begins_with(name, "aten::") && ends_with(name, "_like"))) {
     return true;
   }
   const auto handle = c10::Dispatcher::singleton().findSchema(operator_name);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from types import TracebackType
 from typing import Any, Literal
@@ -25,6 +26,9 @@ class AuditError(RuntimeError):
         super().__init__(fault.text() if fault else text_of(findings))
         self.findings = findings
         self.fault = fault
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AuditError, (self.findings, self.fault)
 
 
 class AuditWarning(UserWarning):
@@ -181,22 +185,33 @@ class audit:
             _check_fence(compiled)
         observation.install(compiled)
         collects = self._mode == "collect"
-        notify = None if collects else self._tell
+        notify = None if collects else self._notified
         search = _search_kernel() if self._poison else 0
-        compiled.audit_start(
-            observation.foreign_folders(), notify, self._poison, self._fence, search
-        )
-        try:
-            observation.tell_what_is_live(compiled)
-        except BaseException:
-            compiled.audit_stop()
-            raise
+        before = self._report, self._told
+        report = self._report = Report(compiled)  # before anything can be found
         self._told = 0
-        self._report = Report(compiled)
-        return self._report
+        try:
+            compiled.audit_start(
+                observation.foreign_folders(), notify, self._poison, self._fence, search
+            )
+            try:
+                observation.tell_what_is_live(compiled)
+            except BaseException:
+                compiled.audit_stop()
+                raise
+        except BaseException:
+            self._report, self._told = before
+            raise
+        return report
 
-    def _tell(self, level: int = 2) -> None:
-        """Warns of what is new, or raises. The compiled half calls it from the program's line."""
+    def _notified(self) -> None:
+        """The compiled half calls it wherever the main thread happens to be. An exception must not
+        keep a context manager from entering or leaving: it comes at the end then."""
+        if sys._getframe(1).f_code.co_name not in ("__enter__", "__exit__"):
+            self._tell(level=3)
+
+    def _tell(self, level: int) -> None:
+        """Warns of what is new, or raises."""
         assert self._report is not None
         found = self._report.findings
         new, self._told = found[self._told :], len(found)

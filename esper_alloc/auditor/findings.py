@@ -151,7 +151,8 @@ class Finding:
         used, home = self.earlier, self.home
         if self.kind in ("freed-in-use", "marked-early"):
             mark = f"record_use(x, s) or x.record_stream(s) after {used.place}"
-            return f"{mark}, s being {used.stream}; or {home} waits for it before {self.place}"
+            before = self.freed or self.place
+            return f"{mark}, s being {used.stream}; or {home} waits for it before {before}"
         if self.kind == "used-after-free":
             return f"a reference to the tensor until after {self.place}"
         if self.kind == "late-write":

@@ -15,7 +15,7 @@ from ..torch_allocator.automatic_uses import before_launches
 
 #: Files that are not the user's, besides those of torch and this package.
 _STANDARD = ("contextlib", "functools", "runpy", "threading")
-_THIRD_PARTY = ("triton", "_pytest", "pluggy")
+_THIRD_PARTY = ("triton", "pytest", "_pytest", "pluggy")
 
 
 def foreign_folders() -> list[str]:

@@ -32,7 +32,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
         )
     from .auditing import audit
 
-    with audit(**marker.kwargs) as report:
-        outcome = yield
+    auditing = audit(**marker.kwargs)
+    report = auditing.__enter__()
+    outcome = yield
+    kind, error, trace = outcome.excinfo or (None, None, None)
+    try:
+        auditing.__exit__(kind, error, trace)
+    except Exception as found:  # in mode "raise", or explains the test's own error
+        outcome.force_exception(found)
     if outcome.excinfo is None and report.findings:
         outcome.force_exception(pytest.fail.Exception(report.text(), pytrace=False))

@@ -142,7 +142,8 @@ def _run_source(path: str) -> Any:
     )
     sys.modules["__main__"] = main
     with open(path, "rb") as file:
-        exec(compile(file.read(), path, "exec"), vars(main))
+        # dont_inherit: without what this file imports from __future__.
+        exec(compile(file.read(), path, "exec", dont_inherit=True), vars(main))
     return main
 
 

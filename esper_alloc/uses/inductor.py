@@ -197,7 +197,7 @@ def register_lowerings(lowering: Any) -> None:
         register(packet.default, _lower_to(packet.pinned))
     for name in ("record_use", "leave_scope"):
         packet = getattr(operators, name)
-        register(packet.default, _lower_to(packet.pinned, []))
+        register(packet.default, _lower_mark_to(packet.pinned))
         register(packet.ordered, _lower_ordered_to(packet.pinned))
 
 
@@ -219,9 +219,16 @@ def _expression(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
 
-def _lower_to(pinned: Any, *after: Any) -> Callable[..., None]:
+def _lower_to(pinned: Any) -> Callable[..., None]:
     def lower(tensors: list[Any], *rest: Any) -> None:
-        _put_pinned(pinned, tensors, *after, *rest)
+        _put_pinned(pinned, tensors, *rest)
+
+    return lower
+
+
+def _lower_mark_to(pinned: Any) -> Callable[..., None]:
+    def lower(tensors: list[Any], *rest: Any) -> None:
+        _put_mark(pinned, tensors, [], *rest)
 
     return lower
 
@@ -233,17 +240,42 @@ def _lower_ordered_to(pinned: Any) -> Callable[..., None]:
 
     def lower(tensors: list[Any], after: list[Any], *rest: Any) -> None:
         late = _live_results() if is_scope else []
-        _put_pinned(pinned, tensors, _realized([*after, *late]), *rest)
+        _put_mark(pinned, tensors, _realized([*after, *late]), *rest)
 
     return lower
+
+
+def _put_mark(pinned: Any, tensors: list[Any], after: list[Any], *rest: Any) -> None:
+    """A mark in compiled code lasts until the free, whatever it says: Inductor may still move a
+    read behind it (through a view that the graph does not know, or where a copy turns out to be
+    none), but never behind the free."""
+    _put_pinned(pinned, [*tensors, *_inputs_written_later()], after, *rest[:-1], True)
+
+
+def _inputs_written_later() -> list[Any]:
+    """The inputs of the graph that get the contents of what the current node marks. In the
+    program they are what is marked."""
+    import torch
+    from torch._inductor.virtualized import V
+
+    graph: Any = V.graph
+    marked = {_root(node) for node in graph.current_node.args[0]}
+    return [
+        graph.env[node.args[0]]
+        for node in graph.current_node.graph.nodes
+        if node.target is torch.ops.aten.copy_.default
+        and node.args[0].op == "placeholder"
+        and _root(node.args[1]) in marked
+    ]
 
 
 def _realized(values: list[Any]) -> list[Any]:
     """The same, each once, as buffers."""
     once: dict[str, Any] = {}
     for value in values:
-        value.realize()
-        once.setdefault(value.get_name(), value)
+        if value is not None:  # a token that orders effects
+            value.realize()
+            once.setdefault(value.get_name(), value)
     return list(once.values())
 
 

@@ -80,6 +80,96 @@ say(said=said, kind=kind, again=kinds(report), early="reached" not in globals() 
     assert found["early"]
 
 
+def test_raise_does_not_keep_the_audit_from_ending(library: Path) -> None:
+    """The last statement is no call, so Python looks for what is pending where __exit__ begins."""
+    found = run(
+        library,
+        """
+x, y = empty(), empty()
+try:
+    with esper_alloc.audit(mode="raise"):
+        y.zero_()
+        torch.cuda.set_stream(side)
+        x[:] = y
+except esper_alloc.AuditError as error:
+    kind = error.findings[0].kind
+torch.cuda.set_stream(main)
+say(kind=kind, running=_torch.audit_state()[0])
+""",
+    )
+    assert found == {"kind": "read-early", "running": False}
+
+
+def test_an_error_is_pickled_with_its_findings(library: Path) -> None:
+    found = run(
+        library,
+        """
+import pickle
+with esper_alloc.audit() as report:
+    race()
+error = pickle.loads(pickle.dumps(esper_alloc.AuditError(report.findings)))
+say(kinds=[one.kind for one in error.findings], same=error.findings == report.findings)
+""",
+    )
+    assert found == {"kinds": ["read-early"], "same": True}
+
+
+@EACH
+def test_what_looks_at_no_contents_reads_nothing(library: Path, allocator: str) -> None:
+    found = run(
+        library,
+        """
+library = torch.library.Library("esper_audited", "FRAGMENT")
+library.define("blur_like(Tensor(a!) out, Tensor x) -> ()")
+library.impl("blur_like", lambda out, x: None, "CUDA")
+answers = {}
+for name, look in {
+    "data": lambda p, x: setattr(p, "data", x),
+    "atleast": lambda p, x: torch.atleast_3d(x),
+    "meshgrid": lambda p, x: torch.meshgrid(x, x, indexing="ij"),
+    "split": lambda p, x: torch.unsafe_split(x, 2),
+    "operator": lambda p, x: torch.ops.esper_audited.blur_like(p, x),
+}.items():
+    with esper_alloc.audit() as report:
+        p, x = empty(), empty()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            x.zero_()
+        look(p, x)
+        main.wait_stream(side)
+        torch.cuda.synchronize()
+    answers[name] = kinds(report)
+say(**answers)
+""",
+        allocator,
+    )
+    assert found.pop("operator") == ["read-early"]  # a name that ends as PyTorch's says nothing
+    assert found == {name: [] for name in ("data", "atleast", "meshgrid", "split")}
+
+
+def test_a_mark_that_came_early_is_mended_before_the_free(library: Path) -> None:
+    found = run(
+        library,
+        """
+def early():
+    x = empty().zero_()
+    side.wait_stream(main)
+    esper_alloc.record_use(x, side)
+    with torch.cuda.stream(side):
+        x.clone()
+    del x
+    empty().zero_()
+with esper_alloc.audit() as report:
+    early()
+    torch.cuda.synchronize()
+(one,) = report.findings
+say(kind=one.kind, missing=one.missing, freed=str(one.freed))
+""",
+    )
+    assert found["kind"] == "marked-early"
+    assert found["missing"].endswith(f"waits for it before {found['freed']}")
+
+
 def test_warn_warns_once_for_each(library: Path) -> None:
     found = run(
         library,

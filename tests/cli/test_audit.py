@@ -79,6 +79,11 @@ def test_modules_are_found_as_python_finds_them(
     assert done.returncode == 0, done.stderr
 
 
+def test_annotations_are_what_the_program_says(library: Path, tmp_path: Path) -> None:
+    done = audit(library, tmp_path, "def f(x: int): pass\nprint(f.__annotations__)\n")
+    assert done.stdout == "{'x': <class 'int'>}\n"
+
+
 def test_a_program_without_cuda_had_nothing_to_audit(library: Path, tmp_path: Path) -> None:
     done = audit(library, tmp_path, "import torch\n")
     assert done.returncode == 0

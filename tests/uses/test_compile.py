@@ -714,6 +714,30 @@ def test_inductor_trains_through_marks_and_leaves_them_in_the_forward():
     assert "esper_alloc" not in backward.split("def call(")[1]
 
 
+def test_inductors_marks_last_until_the_free():
+    """It may still move a read behind one: here it finds that the copy is none."""
+
+    def f(x):
+        y = x.clone()
+        OPS.record_use.default([x], 0, -1, True, False)
+        return y.sin()
+
+    lines = inductor_code(f, torch.randn(32))
+    mark = lines[line_of(lines, "record_use.pinned")]
+    assert re.search(r"pinned\(\[arg0_1\], .*, True, True\)", mark), mark
+
+
+def test_inductor_marks_inputs_that_it_writes_after_the_mark():
+    def f(x):
+        x.relu_()
+        y = x.sum()
+        OPS.record_use.default([x], 0, -1, True, False)
+        return y
+
+    lines = inductor_code(f, torch.randn(32))
+    assert "arg0_1" in lines[line_of(lines, "record_use.pinned")]
+
+
 def test_inductor_marks_what_has_a_size_that_depends_on_data():
     def f(x):
         found = x.nonzero().flatten()
