@@ -141,21 +141,58 @@ static void trim_metadata(device_t *device)
   map_shrink(device->core->map);
 }
 
-esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *pool)
+/* The caller has entered the pool (NULL: all pools), which this leaves again. */
+static esper_status empty_cache(device_t *device, pool_t *pool)
 {
-  device_t *device;
-  esper_status status = core_used_device(core, device_index, &device);
-  if (!device)
-    return status;
-  status = drain_device(device, true);
+  esper_status status = drain_device(device, true);
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);
   imports_reap(device, true);
   release_cached(device, pool, true, SIZE_MAX);
+  if (pool) {
+    lock(&device->lock);
+    pool_leave(pool);
+    pool_collect(device);
+    unlock(&device->lock);
+    pool_bury(device);
+  }
   trim_metadata(device);
   /* In a capture only memory whose uses had completed could go: no error. */
   return status == ESPER_CAPTURING ? ESPER_OK : status;
+}
+
+esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *pool)
+{
+  device_t *device;
+  esper_status status = core_used_device(core, device_index, &device);
+  if (status == ESPER_OK && pool && (pool->device->core != core || pool->device != device))
+    return error_set(ESPER_INVALID,
+                     "the pool belongs to device %d, and the cache of device %d is to be emptied: "
+                     "name the pool's device",
+                     pool->device->index, device_index);
+  if (!device)
+    return status;
+  if (pool) {
+    lock(&device->lock);
+    pool_enter(pool);
+    unlock(&device->lock);
+  }
+  return empty_cache(device, pool);
+}
+
+esper_status esper_pool_empty(esper_core *core, int index, uint64_t first, uint64_t second)
+{
+  device_t *device;
+  esper_status status = core_used_device(core, index, &device);
+  if (!device)
+    return status;
+  lock(&device->lock);
+  pool_t *pool = pool_find(device, first, second);
+  if (pool)
+    pool_enter(pool);
+  unlock(&device->lock);
+  return pool ? empty_cache(device, pool) : ESPER_OK;
 }
 
 esper_status esper_fence(esper_core *core, int on)

@@ -158,28 +158,6 @@ int esper_pool_use_count(esper_core *core, int index, uint64_t first, uint64_t s
   return references;
 }
 
-esper_status esper_pool_empty(esper_core *core, int index, uint64_t first, uint64_t second)
-{
-  device_t *device;
-  esper_status status = core_used_device(core, index, &device);
-  if (!device)
-    return status;
-  lock(&device->lock);
-  pool_t *pool = pool_find(device, first, second);
-  if (pool)
-    pool_enter(pool);
-  unlock(&device->lock);
-  if (!pool)
-    return ESPER_OK;
-  status = esper_empty_cache(core, index, pool);
-  lock(&device->lock);
-  pool_leave(pool);
-  pool_collect(device);
-  unlock(&device->lock);
-  pool_bury(device);
-  return status;
-}
-
 esper_status esper_pool_set_flags(esper_core *core, int index, uint64_t first, uint64_t second,
                                   unsigned which, unsigned flags)
 {

@@ -113,6 +113,60 @@ TEST(one_pool_can_be_emptied_when_nobody_refers_to_it)
   end();
 }
 
+/* The pool that is emptied, by its handle, while a free works in it. */
+static esper_pool *emptied;
+
+static void empty_it(void *context)
+{
+  (void)context;
+  CHECK_OK(esper_empty_cache(w.core, 0, emptied));
+}
+
+static void empty_meanwhile(void *context, sim_call call, int device, void *stream)
+{
+  (void)call, (void)device;
+  int *times = context;
+  if (stream == s.handle && !(*times)++)
+    check_on_another_thread(empty_it, NULL);
+}
+
+TEST(a_pool_that_is_emptied_by_its_handle_keeps_what_a_call_works_in)
+{
+  begin();
+  int times = 0;
+  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &emptied));
+  void *p = get(emptied, MIB, r), *other = get(emptied, MIB, r);
+  sim_capture_begin(w.s, 0, r.handle);
+  void *inside = get(emptied, MIB, r); /* in a heap that a quiesce unites with the other one */
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  world_free(&w, inside);
+  world_read_on(&w, s, p, r);
+  world_record_stream(&w, p, s);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
+  CHECK_OK(sim_device_synchronize(w.s, 0));
+  sim_before_call(w.s, SIM_CALL_stream_capture, empty_meanwhile, &times);
+  world_free(&w, p);
+  sim_before_call(w.s, SIM_CALL_stream_capture, NULL, NULL);
+  CHECK(times);
+  world_check(&w);
+  sim_graph_destroy(w.s, graph);
+  world_free(&w, other);
+  CHECK_OK(esper_empty_cache(w.core, 0, emptied));
+  CHECK_EQ(reserved(), 0);
+  end();
+}
+
+TEST(a_pool_is_emptied_on_its_own_device)
+{
+  begin();
+  esper_pool *a;
+  CHECK_OK(esper_pool_create(w.core, 1, 1, 2, &a));
+  CHECK_STATUS(esper_empty_cache(w.core, 0, a), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "name the pool's device"));
+  CHECK_OK(esper_empty_cache(w.core, 1, a));
+  end();
+}
+
 TEST(flags_can_be_taken_back_and_are_checked)
 {
   begin();
