@@ -174,6 +174,23 @@ static void cut_at_boundaries(const restore_t *r, const chain_t *chain, segment_
   }
 }
 
+/* The free that ended these uses is taken back, so they last until the next one. */
+static void prolong_uses(device_t *device, block_t *block)
+{
+  for (use_t **link = &block->uses, *use; (use = *link);) {
+    if (!(use->flags & USE_AT_FREE && use_is_marked(use)) || use_is_held(use)) {
+      link = &use->next;
+      continue;
+    }
+    *link = use->next;
+    use_set_record(use, NULL);
+    use_set_point(use, (capture_point_t){0});
+    (void)use_attach(block, use->stream, NULL, use->flags, &use);
+    if (use)
+      use_give(device, use);
+  }
+}
+
 static void hand_out_again(const restore_t *r, block_t *block, const part_t *part)
 {
   device_t *device = r->pool->device;
@@ -188,6 +205,7 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
   block->plain = part->user == home && !part->capture && !block->oversize;
   for (use_t *use = block->uses; use; use = use->next)
     use->stamp = 0; /* the next free will have its own stamp */
+  prolong_uses(device, block);
   if (part->user != home && RULE(LOAN_MAKES_USE)) {
     use_t *use = use_take(device);
     (void)use_attach(block, loan_stream(part->user), NULL, USE_BY_LOAN, &use);
@@ -231,9 +249,6 @@ static block_t *restore_part(const restore_t *r, block_t *block, uintptr_t end, 
 static void restore_segment(const restore_t *r, segment_t *segment, const chain_t *chain)
 {
   static const part_t free_part = {.live = false};
-  for (block_t *b = segment->first; b; b = b->next)
-    if (block_is_mapped(b))
-      take_back(r, b);
   if (!chain) {
     restore_part(r, segment->first, segment->address + segment->size, &free_part);
     return;
@@ -270,6 +285,11 @@ static esper_status restore_pool(restore_t *r)
   esper_status status = prepare(r);
   if (status != ESPER_OK)
     return status;
+  /* All of it first, so that no peak counts what was live as well as what is live again. */
+  for (segment_t *s = r->pool->device->first_segment; s; s = s->next)
+    for (block_t *b = s->first; b && s->heap->pool == r->pool; b = b->next)
+      if (block_is_mapped(b))
+        take_back(r, b);
   for (segment_t *s = r->pool->device->first_segment; s; s = s->next)
     if (s->heap->pool == r->pool)
       restore_segment(r, s, chain_of(r, s));

@@ -31,9 +31,10 @@ static void append_pending(heap_t *heap, block_t *block)
   block->newer = NULL;
   *(block->older ? &block->older->newer : &heap->oldest_pending) = block;
   heap->newest_pending = block;
-  /* Not in a capture, where no event stands for the replays. */
+  /* Not in a capture, where no event stands for the replays. None stands for a point, either, which
+   * keeps a block until a quiesce. Only a restored checkpoint leaves a point outside captures. */
   for (use_t *use = block->uses; use && !heap->capture; use = use->next)
-    if (!use->record)
+    if (use_is_held(use))
       use_hold(use);
 }
 

@@ -494,6 +494,124 @@ TEST(a_capture_after_a_restore_gets_what_a_use_by_record_stream_held)
   }
 }
 
+/* s reads p inside a capture, marked exactly, or until the free, which a checkpoint precedes. */
+static sim_graph *capture_read(void **p, esper_checkpoint **checkpoint, bool until_free)
+{
+  capture_begin();
+  *p = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, *p);
+  if (until_free)
+    *checkpoint = take();
+  world_wait(&w, s, r);
+  sim_kernel(w.s, 0, s.handle, *p, 512, SIM_READ);
+  if (until_free)
+    world_record_stream(&w, *p, s);
+  else
+    world_use(&w, *p, s, 0);
+  if (until_free)
+    world_free(&w, *p);
+  world_wait(&w, r, s);
+  return capture_end();
+}
+
+/* The capture is over for the heap. No event stands for a point, so none holds the block: it waits
+ * for the next quiesce. */
+TEST(a_use_inside_a_capture_gets_no_event_after_a_restore)
+{
+  begin();
+  void *p;
+  esper_checkpoint *checkpoint = take();
+  sim_graph *first = capture_read(&p, &checkpoint, false);
+  capture_begin();
+  sim_graph *second = capture_end();
+  free(restore(checkpoint, r).freed);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+  world_malloc(&w, 512, s); /* s presents itself */
+  world_check(&w);
+  CHECK(get(12 * MIB, r) != p);
+  capture_begin();
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  sim_graph *third = capture_end();
+  sim_graph_destroy(w.s, first);
+  sim_graph_destroy(w.s, second);
+  sim_graph_destroy(w.s, third);
+  esper_checkpoint_free(checkpoint);
+  end();
+}
+
+/* The restore takes back the free that ended the use, and the block is read again. */
+TEST(a_use_that_ended_with_a_free_lasts_until_the_next_one)
+{
+  begin();
+  void *p = get(12 * MIB, r);
+  world_read_on(&w, s, p, r);
+  world_record_stream(&w, p, s);
+  esper_checkpoint *checkpoint = take();
+  CHECK_OK(esper_free(w.core, p)); /* the oracle sees one owner: r has p before and after */
+  esper_checkpoint_delta delta;
+  CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));
+  CHECK(delta.live_count == 1 && delta.live[0] == p);
+  free(delta.freed);
+  world_use(&w, p, s, 0); /* becomes one use with the other */
+  CHECK_OK(sim_device_synchronize(w.s, 0));
+  world_read_on(&w, s, p, r);
+  world_free(&w, p);
+  world_check(&w);
+  CHECK(get(12 * MIB, r) != p);
+  esper_checkpoint_free(checkpoint);
+  end();
+}
+
+/* The same where the use had ended inside a capture. The next quiesce waits for the reader itself:
+ * no event stands for all streams, because t is being captured. */
+TEST(a_use_that_ended_inside_a_capture_lasts_until_the_next_free)
+{
+  begin();
+  void *p;
+  world_malloc(&w, 512, t);
+  esper_checkpoint *checkpoint;
+  sim_graph *first = capture_read(&p, &checkpoint, true);
+  esper_checkpoint_delta delta = restore(checkpoint, r);
+  CHECK(delta.live_count == 1 && delta.live[0] == p);
+  free(delta.freed);
+  world_kernel(&w, r, p);
+  world_read_on(&w, s, p, r);
+  world_free(&w, p);
+  world_check(&w);
+  sim_capture_begin(w.s, 0, t.handle);
+  capture_begin();
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK_EQ(sim_pending(w.s, 0, s.handle), 0);
+  sim_graph *second = capture_end();
+  sim_capture_abort(w.s, 0, t.handle);
+  sim_graph_destroy(w.s, first);
+  sim_graph_destroy(w.s, second);
+  esper_checkpoint_free(checkpoint);
+  end();
+}
+
+/* What was live and what is live again are never live at the same time. */
+TEST(a_restore_raises_no_peak)
+{
+  begin();
+  void *p = get(12 * MIB, r);
+  esper_checkpoint *checkpoint = take();
+  world_free(&w, p);
+  CHECK(get(12 * MIB, r) == p);
+  get(12 * MIB, r); /* in a younger segment */
+  world_free(&w, p);
+  CHECK_OK(esper_reset_peak_stats(w.core, 0));
+  esper_checkpoint_delta delta = restore(checkpoint, r);
+  CHECK(delta.freed_count == 1 && delta.live_count == 1);
+  free(delta.freed);
+  esper_stats stats = world_stats(&w, 0);
+  CHECK_EQ(stats.allocation[ESPER_ALL].peak, 1);
+  CHECK_EQ(stats.allocated_bytes[ESPER_ALL].peak, 12 * MIB);
+  CHECK_EQ(stats.active_bytes[ESPER_ALL].peak, 12 * MIB);
+  esper_checkpoint_free(checkpoint);
+  end();
+}
+
 TEST(memory_that_sleeps_is_not_restored)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 256 * MIB};
