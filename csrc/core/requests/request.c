@@ -134,7 +134,9 @@ static bool wastes_ready(const request_t *q, const block_t *ready)
 
 block_t *request_take_ready(const request_t *q, bool sparing)
 {
-  block_t *warm = cache_take_or_close(q->heap, q->size, q->asked, q->missed);
+  /* Blocks stay in it for which a new configuration says that they are oversize. */
+  bool skip = q->missed || config_is_oversize(q->config, q->size);
+  block_t *warm = cache_take_or_close(q->heap, q->size, q->asked, skip);
   if (warm) {
     trace_add_block(q->device, ESPER_TRACE_ALLOC, warm, q->asked);
     return warm;

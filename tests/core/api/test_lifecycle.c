@@ -87,6 +87,28 @@ TEST(the_block_cache_keeps_nothing_from_before_a_configuration)
   world_end(&w);
 }
 
+/* A block that was not oversize when it was handed out is one when it is free. */
+TEST(the_block_cache_serves_no_oversize_request_after_a_configuration)
+{
+  for (int open = 0; open < 2; open++) {
+    world w;
+    sim_options options = {0};
+    esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
+    world_begin_with(&w, &options, &config);
+    void *p = world_malloc(&w, 4 * MIB, w.stream[0]), *q = world_malloc(&w, MIB, w.stream[0]);
+    config.max_split_size = 2 * MIB;
+    CHECK_OK(esper_configure(w.core, &config));
+    if (open)
+      world_free(&w, q); /* opens the cache, so that the next free takes no lock */
+    world_free(&w, p);
+    CHECK(world_malloc(&w, 4 * MIB, w.stream[0]) == p);
+    CHECK_EQ(world_stats(&w, 0).oversize_allocations.current, 1);
+    world_free(&w, p);
+    CHECK_EQ(world_stats(&w, 0).oversize_allocations.current, 0);
+    world_end(&w);
+  }
+}
+
 TEST(destroy_gives_live_memory_back_too)
 {
   world w;
