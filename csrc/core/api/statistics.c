@@ -170,7 +170,7 @@ esper_status esper_largest_available(esper_core *core, int device_index, size_t 
   device_t *device = &core->devices[device_index];
   pools_retire(device);
   lock(&device->lock);
-  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving;
   size_t allowed = reserved < device->limit ? device->limit - reserved : 0;
   if (free > allowed)
     free = allowed;
