@@ -77,7 +77,7 @@ int sim_host_has(const sim *s, const void *at, size_t size)
 
 esper_status sim_host_give_back(sim *s, int device, void *memory)
 {
-  sim_host_block *b = host_find(s, memory, 0);
+  sim_host_block *b = host_find(s, memory, 1); /* with 0, the block before may do as well */
   if (!b || b->memory != memory) {
     sim_report(s, "host_free: %p is not the start of host memory of the driver\n", memory);
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: host_free of a bad address");

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "check.h"
+#include "device/sim/state.h"
 
 static sim *s;
 static const esper_driver *d;
@@ -1218,4 +1219,22 @@ TEST(options_that_make_no_sense_are_refused)
 {
   CHECK(!sim_create(&(sim_options){.devices = -1}));
   CHECK(!sim_create(&(sim_options){.page_granularity = 1000}));
+}
+
+/* ---- host memory ------------------------------------------------------------------- */
+
+/* malloc leaves gaps, so the test moves the end of the first one. */
+TEST(host_memory_beside_other_host_memory_is_given_back)
+{
+  begin();
+  void *one, *two;
+  CHECK_OK(d->host_alloc(d->self, 0, 4096, &one));
+  CHECK_OK(d->host_alloc(d->self, 0, 4096, &two));
+  char *lower = one < two ? one : two, *upper = one < two ? two : one;
+  s->host_blocks[0] = (sim_host_block){lower, (size_t)(upper - lower)};
+  s->host_blocks[1] = (sim_host_block){upper, 4096};
+  CHECK_OK(d->host_free(d->self, 0, upper));
+  CHECK_OK(d->host_free(d->self, 0, lower));
+  CHECK_EQ(reports, 0);
+  end();
 }
