@@ -210,14 +210,14 @@ enum {
 /* Marks the end of a use of `count` allocations on `stream`, with one event. Any address inside an
  * allocation stands for it. Addresses outside this core's allocations are skipped. *marked (may be
  * NULL) becomes the number of allocations found. On a block's own stream a mark does nothing. If no
- * event can be recorded, the block is held; the caller gets no error for that. ESPER_HOST_MEMORY:
- * possibly only some were marked. */
+ * event can be recorded, the block is held; the caller gets no error for that. ESPER_INVALID: there
+ * is no such flag. ESPER_HOST_MEMORY: possibly only some were marked. */
 ESPER_API esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t count,
                                         esper_stream stream, unsigned flags, size_t *marked);
 
 /* As esper_record_use, with an event recorded already on a stream of `device`. The event may be
- * recorded again or destroyed as soon as this returns. ESPER_INVALID: `flags` has
- * ESPER_USE_UNTIL_FREE, but an event does not tell its stream. */
+ * recorded again or destroyed as soon as this returns. ESPER_INVALID: there is no such flag, or it
+ * is ESPER_USE_UNTIL_FREE: an event does not tell its stream. */
 ESPER_API esper_status esper_record_use_event(esper_core *core, const void *const *ptrs,
                                               size_t count, void *event, int device, unsigned flags,
                                               size_t *marked);
@@ -292,7 +292,8 @@ typedef int esper_pool_filter(void *context, void *stream);
  * not exist, and gets a reference. The filter of the pool that was begun last is asked first. The
  * pool is quiesced: the host waits until memory freed to the pool owes nothing, so that a capture
  * that begins now may have it. A stream that is being captured is not waited for, and what it freed
- * is skipped. ESPER_INVALID: the pool was already begun, or too many pools are. */
+ * is skipped. ESPER_INVALID: there is no filter, the pool was already begun, or too many pools
+ * are. */
 ESPER_API esper_status esper_pool_begin(esper_core *core, int device, uint64_t id_first,
                                         uint64_t id_second, esper_pool_filter *filter,
                                         void *context);
@@ -438,13 +439,13 @@ ESPER_API esper_status esper_memory_info(esper_core *core, int device, size_t *f
  * more. */
 ESPER_API esper_status esper_largest_available(esper_core *core, int device, size_t *bytes);
 
-/* The block around an address, live or not. */
+/* A live block. */
 typedef struct esper_block_info {
   void *address;
   size_t size;      /* as handed out, rounded up */
   size_t requested; /* as requested */
   int device;
-  int live;
+  int live;     /* 0 after an error */
   void *stream; /* handle of the stream that it was last handed out on */
   void *segment_address;
   size_t segment_size; /* of a mapped segment: all its addresses */
@@ -452,6 +453,7 @@ typedef struct esper_block_info {
   int fenced;          /* it has a fence: see esper_fence() */
   uint64_t pool[2];    /* id of its pool; 0, 0: the default pool */
 } esper_block_info;
+/* Finds the live block around an address. ESPER_INVALID: there is none. */
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_info *info);
 
 /* Lets kernels and copies of `peer` access the pages of `device`, present and future. This cannot

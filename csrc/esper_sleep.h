@@ -81,11 +81,11 @@ typedef struct esper_sleep_result {
  *   - Memory that was already asleep stays as it is, and what is still awake goes.
  * The call first waits, by an event, for all work on the devices. What cannot go stays as it was,
  * and is counted in *result (may be NULL). Memory that a captured graph may use keeps all its
- * bytes, live or not. ESPER_INVALID: no thread has ever pushed a tag of that name. ESPER_CAPTURING,
- * ESPER_NOT_READY: a capture, or work that may wait for other work, is going on. ESPER_HOST_MEMORY:
- * there is no host memory for the contents. ESPER_DEVICE_ERROR: the driver took nothing back, or
- * failed before. After any error nothing more sleeps than before on any device, and no contents are
- * lost; memory that was free may have gone back. */
+ * bytes, live or not. ESPER_INVALID: a name is NULL, or no thread has ever pushed a tag of that
+ * name. ESPER_CAPTURING, ESPER_NOT_READY: a capture, or work that may wait for other work, is going
+ * on. ESPER_HOST_MEMORY: there is no host memory for the contents. ESPER_DEVICE_ERROR: the driver
+ * took nothing back, or failed before. After any error nothing more sleeps than before on any
+ * device, and no contents are lost; memory that was free may have gone back. */
 ESPER_API esper_status esper_sleep(esper_core *core, int device, const char *const *tags,
                                    size_t count, esper_keep keep, esper_sleep_result *result);
 

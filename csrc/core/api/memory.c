@@ -72,10 +72,19 @@ esper_status esper_free(esper_core *core, void *ptr)
   return free_block(core, ptr);
 }
 
+static esper_status no_such_flag(unsigned flags)
+{
+  return error_set(ESPER_INVALID,
+                   "flags of a use are %#x: use ESPER_USE_NO_GATE and ESPER_USE_UNTIL_FREE only",
+                   flags);
+}
+
 esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t count,
                               esper_stream stream, unsigned flags, size_t *marked)
 {
   device_t *device;
+  if (flags & ~(ESPER_USE_NO_GATE | ESPER_USE_UNTIL_FREE))
+    return no_such_flag(flags);
   esper_status status = core_device(core, stream.device, &device);
   return status == ESPER_OK ? mark_use(core, ptrs, count, stream, flags, marked) : status;
 }
@@ -87,6 +96,8 @@ esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, s
   if (flags & ESPER_USE_UNTIL_FREE)
     return error_set(ESPER_INVALID, "a use that ends with an event cannot last until the free: "
                                     "leave out ESPER_USE_UNTIL_FREE, or the event");
+  if (flags & ~ESPER_USE_NO_GATE)
+    return no_such_flag(flags);
   esper_status status = core_device(core, device_index, &device);
   return status == ESPER_OK ? mark_use_event(core, ptrs, count, event, device_index, flags, marked)
                             : status;

@@ -61,6 +61,10 @@ esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint6
   esper_status status = private_pool_device(core, index, first, second, &device);
   if (status != ESPER_OK)
     return status;
+  if (!filter)
+    return error_set(ESPER_INVALID,
+                     "a pool is begun without a filter: pass the function that says which streams "
+                     "allocate from it");
   route_t *route;
   status = route_make(filter, context, &route);
   if (status != ESPER_OK)

@@ -66,6 +66,10 @@ static esper_status choose(const char *const *tags, size_t count, bool chosen[TA
   for (unsigned i = 0; i < TAGS; i++)
     chosen[i] = !tags && i < tag_count();
   for (size_t i = 0; tags && i < count; i++) {
+    if (!tags[i])
+      return error_set(ESPER_INVALID,
+                       "tag %zu of %zu has no name: pass \"\" for memory without a tag", i + 1,
+                       count);
     int tag = *tags[i] ? tag_find(tags[i]) : TAG_NONE;
     if (tag < 0)
       return error_set(ESPER_INVALID, "there is no tag '%s': no memory was ever allocated under it",

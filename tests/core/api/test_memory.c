@@ -47,6 +47,21 @@ TEST(devices_that_are_not_there_are_refused)
   end();
 }
 
+TEST(flags_that_are_none_are_refused)
+{
+  begin();
+  void *p = world_malloc(&w, 512, r), *event = sim_event_create(w.s, 0);
+  const void *marked = p;
+  for (unsigned flags = 4; flags < 8; flags++) {
+    CHECK_STATUS(esper_record_use(w.core, &marked, 1, s, flags, NULL), ESPER_INVALID);
+    CHECK(strstr(esper_last_error(), "flags of a use are 0x"));
+    CHECK_STATUS(esper_record_use_event(w.core, &marked, 1, event, 0, flags, NULL), ESPER_INVALID);
+  }
+  CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
+  sim_event_destroy(w.s, 0, event);
+  end();
+}
+
 TEST(addresses_outside_live_blocks_are_refused)
 {
   begin();

@@ -30,6 +30,8 @@ TEST(misuse_is_refused_and_changes_nothing)
   begin();
   CHECK_STATUS(esper_pool_begin(w.core, 0, 0, 0, all, NULL), ESPER_INVALID);
   CHECK_STATUS(esper_pool_begin(w.core, 9, ID, 0, all, NULL), ESPER_INVALID);
+  CHECK_STATUS(esper_pool_begin(w.core, 0, ID, 0, NULL, NULL), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "without a filter"));
   CHECK_STATUS(esper_pool_end(w.core, 0, ID, 0, NULL), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "never begun"));
   CHECK_STATUS(esper_pool_release(w.core, 0, ID, 0), ESPER_INVALID);

@@ -294,7 +294,7 @@ TEST(a_drain_that_cannot_tell_ends_no_capture)
 {
   begin(64);
   void *handle = sim_stream_create(w.s, 0);
-  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, NULL, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
   sim_capture_begin(w.s, 0, handle);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK(sim_capture_is_valid(w.s, 0, handle));

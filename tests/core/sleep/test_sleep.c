@@ -338,6 +338,10 @@ TEST(bad_arguments_are_refused)
   const char *name = "weights";
   CHECK_STATUS(esper_sleep(w.core, 9, &name, 1, ESPER_KEEP_HOST, NULL), ESPER_INVALID);
   CHECK_STATUS(esper_wake(w.core, -2, &name, 1, NULL), ESPER_INVALID);
+  const char *names[] = {"weights", NULL};
+  CHECK_STATUS(esper_sleep(w.core, -1, names, 2, ESPER_KEEP_HOST, NULL), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "tag 2 of 2 has no name"));
+  CHECK_STATUS(esper_wake(w.core, -1, names, 2, NULL), ESPER_INVALID);
   CHECK(!stats_of("weights").asleep);
   end();
 }
