@@ -170,8 +170,9 @@ typedef struct esper_config {
 ESPER_API esper_status esper_core_create(const struct esper_driver *driver,
                                          const esper_config *config, esper_core **core);
 
-/* Gives all memory back to the driver, live blocks included. No other thread
- * may be using the core. */
+/* Gives all memory back to the driver, live blocks included. It first waits for all work on the
+ * devices. Where that could take for ever (a use without gate, rendezvous work) or would end a
+ * capture, it does not wait, and the caller must have. No other thread may be using the core. */
 ESPER_API void esper_core_destroy(esper_core *core);
 
 ESPER_API int esper_device_count(const esper_core *core);

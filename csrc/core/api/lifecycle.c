@@ -21,6 +21,7 @@
 #include "../pools/pool.h"
 #include "../pools/routing.h"
 #include "../pools/source.h"
+#include "../requests/drain.h"
 #include "../requests/imports.h"
 #include "../sleep/sleeper.h"
 #include "../stats/pool_stats.h"
@@ -149,6 +150,9 @@ void esper_core_destroy(esper_core *core)
 {
   if (!core)
     return;
+  for (int i = 0; i < core->device_count; i++)
+    if (atomic_load(&core->devices[i].ready) && drain_may_wait(&core->devices[i]))
+      drain_device(&core->devices[i], false); /* work of one may use memory of another */
   for (int i = 0; i < core->device_count; i++)
     device_destroy(&core->devices[i]);
   stream_destroy_all(core);

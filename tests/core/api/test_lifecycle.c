@@ -136,6 +136,44 @@ TEST(destroy_gives_live_memory_back_too)
   sim_destroy(w.s);
 }
 
+/* The driver takes pages at once. The reader is on the device that is destroyed last. */
+TEST(destroy_waits_for_work_that_uses_the_memory)
+{
+  world w;
+  sim_options options = {.devices = 2,
+                         .virtual_memory = 1,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .completion = SIM_WHEN_TOLD};
+  world_begin_with(&w, &options, NULL);
+  CHECK_OK(esper_add_peer(w.core, 0, 1));
+  esper_stream other = world_stream(&w, 1);
+  void *p = world_malloc(&w, 4 * MIB, w.stream[0]);
+  world_free(&w, world_malloc(&w, 4 * MIB, other));
+  world_kernel(&w, w.stream[0], p);
+  world_read_on(&w, other, p, w.stream[0]);
+  world_use(&w, p, other, 0);
+  world_free(&w, p);
+  esper_core_destroy(w.core);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  sim_destroy(w.s);
+}
+
+/* Work that nobody may wait for would never end, if this thread has still to enqueue the rest. */
+TEST(destroy_does_not_wait_for_what_may_never_end)
+{
+  world w;
+  world_begin(&w);
+  void *p = world_malloc(&w, 4 * MIB, w.stream[0]);
+  CHECK_OK(esper_stream_set_traits(w.core, w.stream[1], ESPER_TRAIT_RENDEZVOUS));
+  world_read_on(&w, w.stream[1], p, w.stream[0]);
+  uint64_t waits = sim_calls(w.s, SIM_CALL_event_synchronize);
+  world_note_failures(&w);
+  esper_core_destroy(w.core);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), waits);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
+  sim_destroy(w.s);
+}
+
 TEST(cores_do_not_mix)
 {
   world a, b;
