@@ -146,6 +146,12 @@ bool cache_malloc(core_t *core, esper_stream as, size_t requested, cache_attempt
   return false;
 }
 
+/* Of a live block. An observer that begins may be adding some, under the device's lock. */
+static bool owes_uses(block_t *block)
+{
+  return __atomic_load_n(&block->uses, __ATOMIC_RELAXED) && RULE(CACHE_OWES_NOTHING);
+}
+
 bool cache_free(block_t *block, uintptr_t address)
 {
   segment_t *segment = block_segment_if_any(block);
@@ -153,14 +159,13 @@ bool cache_free(block_t *block, uintptr_t address)
     return false;
   heap_t *heap = segment_home(segment);
   block_cache_t *cache = &heap->cache;
-  if ((block->uses && RULE(CACHE_OWES_NOTHING)) || !block->plain || !cache_enter(cache, LATCH_HELD))
+  if (owes_uses(block) || !block->plain || !cache_enter(cache, LATCH_HELD))
     return false;
   lock_order_take(LOCK_CACHE);
   /* Checked again under the latch. That finds frees of blocks that are not live, and uses that an
    * observer adds, when it begins, to blocks that it does not hold. */
-  bool kept = block_is_live_at(block, address) && !(block->uses && RULE(CACHE_OWES_NOTHING)) &&
-              block->segment == segment && segment_home(segment) == heap &&
-              slots_push(cache, block);
+  bool kept = block_is_live_at(block, address) && !owes_uses(block) && block->segment == segment &&
+              segment_home(segment) == heap && slots_push(cache, block);
   if (kept) {
     block_expect_neighbours(block);
     shard_return(&segment->device->credit, &cache->shard, segment->large, amounts_of(block));

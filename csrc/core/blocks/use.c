@@ -115,7 +115,7 @@ bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
   if (!record)
     atomic_store_explicit(&stream->kept, true, memory_order_release);
   *use = (use_t){.next = block->uses, .stream = stream, .record = record, .flags = flags};
-  block->uses = use;
+  __atomic_store_n(&block->uses, use, __ATOMIC_RELAXED); /* cache_free reads it without the lock */
   return true;
 }
 

@@ -128,7 +128,7 @@ static inline void uses_drop_if(device_t *device, block_t *block, bool (*goes)(b
 {
   for (use_t **link = &block->uses, *use; (use = *link);)
     if (goes(block, use)) {
-      *link = use->next;
+      __atomic_store_n(link, use->next, __ATOMIC_RELAXED); /* see use_attach */
       use_give(device, use);
     } else {
       link = &use->next;

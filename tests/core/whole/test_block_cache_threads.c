@@ -161,6 +161,26 @@ TEST(statistics_and_snapshots_are_right_while_threads_allocate)
   end();
 }
 
+static void *begin_to_observe(void *argument)
+{
+  while (atomic_load(&running)) {
+    CHECK_OK(esper_note_unseen_uses(w.core));
+    sched_yield();
+  }
+  return argument;
+}
+
+/* Blocks get uses while their owners free them: ThreadSanitizer sees who looks without a lock. */
+TEST(an_observer_begins_while_threads_allocate)
+{
+  begin();
+  run_threads(work, begin_to_observe);
+  free_shelf();
+  CHECK(esper_core_is_valid(w.core));
+  CHECK_EQ(figures().allocation[ESPER_ALL].freed, THREADS * TURNS);
+  end();
+}
+
 TEST(statistics_and_snapshots_are_right_while_pages_move)
 {
   begin_on_pages();
