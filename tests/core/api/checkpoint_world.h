@@ -110,4 +110,20 @@ static inline int captured(void *context, void *stream)
   return capture != 0;
 }
 
+/* A capture on r into the pool, as torch.cuda.graph makes it. */
+static inline void capture_begin(void)
+{
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  sim_capture_begin(w.s, 0, r.handle);
+  sim_capture_group(w.s, 0, r.handle, ID);
+}
+
+static inline sim_graph *capture_end(void)
+{
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  return graph;
+}
+
 #endif
