@@ -207,7 +207,8 @@ class audit:
     def _notified(self) -> None:
         """The compiled half calls it wherever the main thread happens to be. An exception must not
         keep a context manager from entering or leaving: it comes at the end then."""
-        if sys._getframe(1).f_code.co_name not in ("__enter__", "__exit__"):
+        interrupted = sys._getframe().f_back
+        if interrupted is None or interrupted.f_code.co_name not in ("__enter__", "__exit__"):
             self._tell(level=3)
 
     def _tell(self, level: int) -> None:
