@@ -524,7 +524,7 @@ def test_backward_of_backward() -> None:
     assert second.tolist() == [6, 6, 6]
 
 
-def test_parameters_of_a_module_get_gradients_of_their_own(sine, trees) -> None:
+def model_of(sine) -> torch.nn.Module:
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -533,7 +533,11 @@ def test_parameters_of_a_module_get_gradients_of_their_own(sine, trees) -> None:
         def forward(self, x):
             return sine(self.weight) + x
 
-    model = Model()
+    return Model()
+
+
+def test_parameters_of_a_module_get_gradients_of_their_own(sine, trees) -> None:
+    model = model_of(sine)
     step = cudagraph_outputs(model)
     step(torch.ones(3)).sum().backward()
     kept = model.weight.grad
@@ -589,15 +593,7 @@ def test_results_are_found_in_dataclasses_that_lead_in_a_circle(trees) -> None:
 
 
 def test_parameters_that_took_anothers_place_get_gradients_of_their_own(sine, trees) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(3))
-
-        def forward(self, x):
-            return sine(self.weight) + x
-
-    model = Model()
+    model = model_of(sine)
     step = cudagraph_outputs(model)
     step(torch.ones(3)).sum().backward()
     before = step.counts.gradient_clones
