@@ -13,7 +13,8 @@ nothing depends on it. These things pin it down:
   it marks: the scheduler then keeps earlier reads before it and later ones
   behind it, without a copy, since nothing is written;
 - a marked buffer is given back to the allocator, which knows of the mark, and
-  not to another buffer of the same graph.
+  not to another buffer of the same graph;
+- a mark lasts until the free, since later passes may still move a read behind it.
 """
 
 from __future__ import annotations

@@ -56,6 +56,17 @@ def test_raises():
         race()
 
 
+@pytest.mark.esper_audit(mode="raise")
+def test_own_error_stays():
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    x = torch.empty(1 << 16, device="cuda").zero_()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        y = x.clone()
+    del x  # found when the audit ends
+    assert 3 == 4
+
+
 @pytest.mark.esper_audit("raise")
 def test_given_by_position():
     pass
@@ -76,12 +87,12 @@ def test_a_marked_test_fails_for_what_is_found(library: Path, tmp_path: Path) ->
         command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200
     )
     said = done.stdout
-    assert "5 failed, 2 passed" in said, said + done.stderr
+    assert "6 failed, 2 passed" in said, said + done.stderr
     wrong = ("test_given_by_position", "test_given_a_wrong_mode")
     for name in ("test_marked", "test_fails_itself", "test_raises", *wrong):
         assert f"FAILED test_it.py::{name}" in said
     assert "read before it is written" in said and "test_it.py:9 in race" in said
-    assert "assert 1 == 2" in said
+    assert "assert 1 == 2" in said and "test_own_error_stays - assert 3 == 4" in said
     assert '@pytest.mark.esper_audit(mode="raise")' in said and "loud" in said
 
 
