@@ -148,11 +148,7 @@ class _EnteredTraced:
         import torch
 
         found: list[Any] = []
-        for value in tensors:
-            if not _search(value, found) and value is not None:
-                raise TypeError(
-                    f"expected a tensor, or a container of tensors, not {type(value).__name__}"
-                )
+        _search(tensors, found)
         stream = self._stream
         operators: Any = torch.ops.esper_alloc
         operators.leave_scope.default(
