@@ -425,13 +425,15 @@ def _may_save_itself(tensor: torch.Tensor) -> bool:
 
 
 def _in_forward() -> bool:
-    """Whether the forward of a custom function is among the calls of this thread."""
+    """Whether the forward of a custom function is among the calls of this thread, or may be."""
     import torch
 
-    apply = untyped(torch).autograd.Function.apply.__func__.__code__
+    apply = getattr(untyped(torch).autograd.Function.apply, "__func__", None)
+    if apply is None:  # written in C, from PyTorch 2.14 on: no frame tells
+        return True
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is apply:
+        if frame.f_code is apply.__code__:
             return True
         frame = frame.f_back
     return False

@@ -98,6 +98,7 @@ def test_the_documented_table_is_what_it_prints(capsys, monkeypatch):
 
 
 def test_a_bad_file_stops_everything_with_one_line(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
     ran = []
     monkeypatch.setattr(cli, "replay", lambda *a: ran.append(a))
     bad = tmp_path / "bad"

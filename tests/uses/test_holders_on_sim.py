@@ -50,14 +50,14 @@ def found(library: Path) -> Any:
 @pytest.mark.parametrize("case", names("alone"))
 def test_what_only_the_caller_can_reach_is_marked_exactly(found: Any, case: str) -> None:
     if case not in found:
-        pytest.skip("not on this Python")
+        pytest.skip("not on this Python or PyTorch")
     assert found[case] == [["record_use"], []]
 
 
 @pytest.mark.parametrize("case", names("reached"))
 def test_what_others_can_reach_is_marked_until_the_free(found: Any, case: str) -> None:
     if case not in found:
-        pytest.skip("not on this Python")
+        pytest.skip("not on this Python or PyTorch")
     kinds, lines = found[case]
     assert kinds == ["until_free"]
     assert len(lines) == 1 and "reached.py" in lines[0]

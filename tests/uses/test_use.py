@@ -361,6 +361,29 @@ def test_without_the_shim_marks_where_autograd_saves_mean_record_stream(monkeypa
     assert len(held) == len(modes) > 0 and not any(modes)
 
 
+def test_without_the_shim_inference_mode_hides_forward(monkeypatch):
+    """A mark there is exact only where the stack shows that no forward runs."""
+    monkeypatch.setattr(use, "_compiled", None)
+    held, exact = [], []
+    monkeypatch.setattr(use, "_record_stream", lambda t, s: held.append(t))
+    monkeypatch.setattr(use, "_mark_through_library", lambda t, s: exact.append(t) or True)
+    x, stream = torch.ones(1), cuda_stream()
+
+    def mark():
+        with torch.inference_mode():
+            use._mark_cuda(x, stream, None, True)
+
+    in_a_custom_function(mark)
+    assert (len(held), len(exact)) == (1, 0)
+    mark()
+    is_seen = hasattr(torch.autograd.Function.apply, "__func__")
+    assert (len(held), len(exact)) == ((1, 1) if is_seen else (2, 0))
+    monkeypatch.setattr(torch.autograd.Function, "apply", len)  # PyTorch 2.14's is in C, too
+    before = len(held)
+    mark()
+    assert len(held) == before + 1
+
+
 def test_without_the_shim_touch_is_record_stream(monkeypatch):
     monkeypatch.setattr(use, "_compiled", None)
     held = []

@@ -5,10 +5,22 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import sys
 import weakref
 
 import torch
-from helper import KEPT, N, case, case_from, empty, gathered, kinds, main, side
+from helper import (
+    FORWARD_IS_SEEN,
+    KEPT,
+    N,
+    case,
+    case_where,
+    empty,
+    gathered,
+    kinds,
+    main,
+    side,
+)
 from torch.autograd import forward_ad
 
 import esper_alloc
@@ -265,7 +277,9 @@ def variable_that_gets_the_next_tensor():
     return x
 
 
-@case_from(3, 11)  # before, the stack of the function's caller holds the argument, too
+@case_where(
+    sys.version_info >= (3, 11)
+)  # before, the stack of the function's caller holds the argument, too
 def argument_that_its_caller_dropped():
     def function(x: torch.Tensor) -> torch.Tensor:
         mark(x, side())
@@ -391,7 +405,7 @@ def inference_tensor_of_a_scope_in_inference_mode():
     return x
 
 
-@case
+@case_where(FORWARD_IS_SEEN)
 def tensor_that_others_hold_in_inference_mode():
     """Nobody saves there but a custom function, in its forward."""
     x = empty()
@@ -401,7 +415,7 @@ def tensor_that_others_hold_in_inference_mode():
     return x
 
 
-@case
+@case_where(FORWARD_IS_SEEN)
 def tensor_of_a_scope_in_inference_mode():
     x = empty()
     with torch.inference_mode(), esper_alloc.using(x, stream=side()):

@@ -22,6 +22,8 @@ import esper_alloc
 from esper_alloc.torch_allocator import lasting_marks
 
 N = 1 << 20
+#: Whether the stack shows that the forward of a custom function runs: not from PyTorch 2.14 on.
+FORWARD_IS_SEEN = hasattr(torch.autograd.Function.apply, "__func__")
 KEPT: list[Any] = []  #: what others hold
 CASES: dict[str, Callable[[], Any]] = {}
 _streams: list[torch.cuda.Stream] = []
@@ -33,9 +35,9 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-def case_from(*version: int) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """A case from this Python on."""
-    return case if sys.version_info >= version else lambda function: function
+def case_where(holds: bool) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """A case where this holds."""
+    return case if holds else lambda function: function
 
 
 def side() -> torch.cuda.Stream:

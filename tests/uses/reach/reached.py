@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import operator
+import sys
 import threading
 import types
 import weakref
@@ -18,7 +19,19 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 import torch.utils.dlpack
-from helper import KEPT, N, case, case_from, empty, gathered, kinds, main, run_script, side
+from helper import (
+    FORWARD_IS_SEEN,
+    KEPT,
+    N,
+    case,
+    case_where,
+    empty,
+    gathered,
+    kinds,
+    main,
+    run_script,
+    side,
+)
 from torch.autograd import forward_ad
 
 import esper_alloc
@@ -186,6 +199,15 @@ def marked_in_inference_mode_in_forward():
 @case
 def scope_in_inference_mode_in_forward():
     return marked_in_forward(True, NO_MODE, torch.inference_mode())
+
+
+@case_where(not FORWARD_IS_SEEN)
+def tensor_marked_in_inference_mode():
+    x = empty()
+    KEPT.append(x)
+    with torch.inference_mode():
+        mark(x, side())
+    return x
 
 
 @case
@@ -1040,7 +1062,7 @@ def partial_of_the_tensors_method():
     return call.args[0]
 
 
-@case_from(3, 11)
+@case_where(sys.version_info >= (3, 11))
 def bound_method_that_c_code_calls():
     call = types.MethodType(mark, empty())
     KEPT.append(call)
