@@ -1887,11 +1887,12 @@ def test_pages_are_measured_and_all_are_given_back(tmp_path: Path) -> None:
 
 
 class SlowPagesDriver(PagesDriver):
-    """Lets other threads work while it makes a page."""
+    """Lets other threads work when it has made a page."""
 
     def make(self, size: int) -> int:
+        page = super().make(size)
         time.sleep(0.0005)
-        return super().make(size)
+        return page
 
 
 class Launcher:
