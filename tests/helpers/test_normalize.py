@@ -1370,7 +1370,7 @@ def test_a_mismatch_breaks_a_graph_once() -> None:
     assert counter.frame_count == 2  # before the break, and after it
     assert model.rms.device.type == "meta"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message=".*statistics")
         compiled(x)
         assert counter.frame_count == 3  # whole
         compiled(x)
