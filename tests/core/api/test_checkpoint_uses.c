@@ -138,22 +138,23 @@ TEST(a_capture_after_a_restore_gets_what_a_use_by_record_stream_held)
   }
 }
 
-/* s reads p inside a capture, marked exactly, or until the free, which a checkpoint precedes. */
-static sim_graph *capture_read(void **p, esper_checkpoint **checkpoint, bool until_free)
+/* s reads p inside a capture. The read is marked exactly, or, if a checkpoint is to be taken before
+ * it, until the free, which follows in the capture. */
+static sim_graph *capture_read(void **p, esper_checkpoint **checkpoint)
 {
   capture_begin();
   *p = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, *p);
-  if (until_free)
+  if (checkpoint)
     *checkpoint = take();
   world_wait(&w, s, r);
   sim_kernel(w.s, 0, s.handle, *p, 512, SIM_READ);
-  if (until_free)
+  if (checkpoint) {
     world_record_stream(&w, *p, s);
-  else
-    world_use(&w, *p, s, 0);
-  if (until_free)
     world_free(&w, *p);
+  } else {
+    world_use(&w, *p, s, 0);
+  }
   world_wait(&w, r, s);
   return capture_end();
 }
@@ -165,7 +166,7 @@ TEST(a_use_inside_a_capture_gets_no_event_after_a_restore)
   begin();
   void *p;
   esper_checkpoint *checkpoint = take();
-  sim_graph *first = capture_read(&p, &checkpoint, false);
+  sim_graph *first = capture_read(&p, NULL);
   capture_begin();
   sim_graph *second = capture_end();
   free(restore(checkpoint, r).freed);
@@ -214,7 +215,7 @@ TEST(a_use_that_ended_inside_a_capture_lasts_until_the_next_free)
   void *p;
   world_malloc(&w, 512, t);
   esper_checkpoint *checkpoint;
-  sim_graph *first = capture_read(&p, &checkpoint, true);
+  sim_graph *first = capture_read(&p, &checkpoint);
   esper_checkpoint_delta delta = restore(checkpoint, r);
   CHECK(delta.live_count == 1 && delta.live[0] == p);
   free(delta.freed);

@@ -277,9 +277,8 @@ def variable_that_gets_the_next_tensor():
     return x
 
 
-@case_where(
-    sys.version_info >= (3, 11)
-)  # before, the stack of the function's caller holds the argument, too
+# Before 3.11 the stack of the function's caller holds the argument, too.
+@case_where(sys.version_info >= (3, 11))
 def argument_that_its_caller_dropped():
     def function(x: torch.Tensor) -> torch.Tensor:
         mark(x, side())
