@@ -134,10 +134,16 @@ typedef enum esper_segments {
 
 enum { ESPER_ROUNDUP_STEPS = 16 };
 
+#define ESPER_ALLOWANCE_OFF SIZE_MAX
+
 /* Zero everywhere means the defaults. Sizes are in bytes. */
 typedef struct esper_config {
   esper_reuse_order reuse_order;
   esper_segments segments;
+  /* How many bytes of a stream's free memory may wait for other streams' work before malloc holds
+   * the host back: it waits for the oldest of that work, so that memory need not grow. 0: 128 MiB.
+   * ESPER_ALLOWANCE_OFF: the host is never held back. */
+  size_t allowance;
   size_t max_split_size;         /* 0: unlimited */
   size_t max_non_split_rounding; /* 0: 20 MiB */
   size_t large_segment_size;     /* also of pages. 0: 20 MiB, and pages as in grow.c */
@@ -157,6 +163,10 @@ typedef struct esper_config {
    * nonzero if it freed anything; malloc then tries again. May be NULL. */
   int (*free_memory)(void *context);
   void *free_memory_context;
+  /* Called, with no lock held, when the host is about to wait. It calls wait(argument), which waits,
+   * and may give up locks of its own meanwhile, such as a language's global lock. NULL: the core
+   * waits without it. */
+  void (*while_waiting)(void (*wait)(void *argument), void *argument);
   /* Called, with no lock held, with what the user should know although it is no error. Each text is
    * reported once. Must not call the core. May be NULL. */
   void (*warn)(void *context, const char *text);

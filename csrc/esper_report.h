@@ -44,13 +44,17 @@ typedef struct esper_pool_stats {
 
 /* Further figures of a device, which PyTorch does not have. */
 typedef struct esper_counters {
-  uint64_t gates_issued;   /* waits put on streams so that memory could be reused */
-  uint64_t gates_skipped;  /* waits that a vector clock made unnecessary */
-  uint64_t loans;          /* blocks handed out on a stream other than their home */
-  uint64_t uses_pending;   /* uses attached to live or free blocks */
-  uint64_t bytes_pending;  /* free bytes that still owe uses */
-  uint64_t blocks_held;    /* free blocks with a use that has no event */
-  uint64_t events_alive;   /* existing events, in use or kept for reuse */
+  uint64_t gates_issued;      /* waits put on streams so that memory could be reused */
+  uint64_t gates_skipped;     /* waits that a vector clock made unnecessary */
+  uint64_t held_back;         /* how often the host was held back before memory grew */
+  uint64_t held_back_us;      /* how long in all */
+  uint64_t held_back_in_vain; /* how often it gave up, because nothing on the device completed */
+  uint64_t allowance;     /* bytes that may be pending, as raised; 0: the host is never held back */
+  uint64_t loans;         /* blocks handed out on a stream other than their home */
+  uint64_t uses_pending;  /* uses attached to live or free blocks */
+  uint64_t bytes_pending; /* free bytes that still owe uses */
+  uint64_t blocks_held;   /* free blocks with a use that has no event */
+  uint64_t events_alive;  /* existing events, in use or kept for reuse */
   uint64_t events_created; /* since the core was made */
   uint64_t metadata_bytes; /* host memory for blocks, uses, records, addresses */
   uint64_t captured_uses;  /* marks in captures, of memory from outside */

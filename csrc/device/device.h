@@ -111,6 +111,9 @@ typedef struct esper_driver {
    * with the capture invalid. */
   esper_status (*event_record_all)(void *self, int device, void *event);
   esper_status (*event_synchronize)(void *self, int device, void *event);
+  /* As event_synchronize, but waits about so many microseconds at most. ESPER_NOT_READY: the event
+   * has not completed by then. */
+  esper_status (*event_wait)(void *self, int device, void *event, unsigned microseconds);
 
   /* Inside a capture, a graph is being made: each stream that takes part has nodes that its next
    * operation will depend on. Handles of nodes mean nothing once the capture is over, so `capture`

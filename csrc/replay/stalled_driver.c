@@ -193,6 +193,15 @@ static esper_status stalled_event_synchronize(void *self, int device, void *even
   return status;
 }
 
+static esper_status stalled_event_wait(void *self, int device, void *event, unsigned microseconds)
+{
+  stalled_driver *d = self;
+  esper_status status = d->below->event_wait(d->below->self, device, event, microseconds);
+  if (status == ESPER_OK)
+    release_event(d, event);
+  return status;
+}
+
 static esper_status stalled_device_synchronize(void *self, int device)
 {
   stalled_driver *d = self;
@@ -326,6 +335,7 @@ stalled_driver *stalled_driver_create(const esper_driver *below)
       .event_record_all = stalled_event_record_all,
       .event_query = stalled_event_query,
       .event_synchronize = stalled_event_synchronize,
+      .event_wait = stalled_event_wait,
       .last_error = stalled_last_error,
   };
   return d;

@@ -51,7 +51,8 @@
   D(event_record, (core_t *c, int d, void *event, void *stream), (d, event, stream))               \
   D(event_record_all, (core_t *c, int d, void *event), (d, event))                                 \
   D(event_query, (core_t *c, int d, void *event), (d, event))                                      \
-  D(event_synchronize, (core_t *c, int d, void *event), (d, event))
+  D(event_synchronize, (core_t *c, int d, void *event), (d, event))                                \
+  D(event_wait, (core_t *c, int d, void *event, unsigned microseconds), (d, event, microseconds))
 /* clang-format on */
 
 enum {

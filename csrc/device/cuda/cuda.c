@@ -49,6 +49,7 @@ static const esper_driver driver = {
     .event_record_all = cuda_event_record_all,
     .event_query = cuda_event_query,
     .event_synchronize = cuda_event_synchronize,
+    .event_wait = cuda_event_wait,
     .last_error = cuda_last_error,
 };
 

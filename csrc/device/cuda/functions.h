@@ -51,6 +51,7 @@ esper_status cuda_event_record(void *self, int device, void *event, void *stream
 esper_status cuda_event_record_all(void *self, int device, void *event);
 esper_status cuda_event_query(void *self, int device, void *event);
 esper_status cuda_event_synchronize(void *self, int device, void *event);
+esper_status cuda_event_wait(void *self, int device, void *event, unsigned microseconds);
 
 /* capture.c */
 esper_status cuda_capture_point(void *self, int device, void *stream, uint64_t capture,

@@ -1,4 +1,7 @@
 /* streams.c: streams and events. */
+#include <sched.h>
+#include <time.h>
+
 #include "failure.h"
 #include "functions.h"
 #include "scope.h"
@@ -126,4 +129,30 @@ esper_status cuda_event_synchronize(void *self, int device, void *event)
 {
   (void)self;
   RETURN_SCOPED(device, SCOPE_RELAXED, CALL(cuEventSynchronize, event));
+}
+
+static uint64_t nanoseconds(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* The driver has no wait with a limit, so this asks again and again: at first without a pause,
+ * because most events complete soon, then at intervals, which leave the processor to others. */
+esper_status cuda_event_wait(void *self, int device, void *event, unsigned microseconds)
+{
+  static const uint64_t EAGER = 50000;
+  const uint64_t begin = nanoseconds(), limit = (uint64_t)microseconds * 1000;
+  esper_status status;
+  while ((status = cuda_event_query(self, device, event)) == ESPER_NOT_READY) {
+    uint64_t waited = nanoseconds() - begin;
+    if (waited >= limit)
+      break;
+    if (waited < EAGER)
+      sched_yield();
+    else
+      nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+  }
+  return status;
 }

@@ -134,6 +134,16 @@ static int run_to_event(sim *s, const sim_event *event)
   return 1;
 }
 
+static int try_to_reach_event(sim *s, const sim_event *event)
+{
+  if (!event->all)
+    return sim_try_to_reach(s, s->streams[event->slot], event->index);
+  for (uint32_t i = 0; i < event->until.count; i++)
+    if (!sim_try_to_reach(s, s->streams[i], event->until.at[i]))
+      return 0;
+  return 1;
+}
+
 static esper_status refuse_captured(void)
 {
   return sim_refuse(ESPER_CAPTURING, "sim: the event was recorded inside a capture");
@@ -167,6 +177,19 @@ esper_status sim_wait_host(sim *s, sim_event *event)
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: the event never completes");
   host_learns(s, event);
   return ESPER_OK;
+}
+
+/* However much time passes, an event that never completes has not completed. With seeds a little
+ * time passes, so that the caller sees both answers. */
+esper_status sim_wait_host_while(sim *s, sim_event *event)
+{
+  if (event->capture)
+    return refuse_captured();
+  if (s->options.completion == SIM_SEEDED)
+    sim_let_time_pass(s);
+  else if (!event_is_fresh(event) && !try_to_reach_event(s, event))
+    return ESPER_NOT_READY;
+  return sim_query_now(s, event);
 }
 
 esper_status sim_wait_device(sim *s, int device)

@@ -15,6 +15,8 @@ void sim_record_now(sim *s, sim_stream *stream, sim_event *event);
 esper_status sim_record_all_now(sim *s, int device, sim_event *event);
 esper_status sim_query_now(sim *s, sim_event *event);
 esper_status sim_wait_host(sim *s, sim_event *event);
+/* The same for some time: ESPER_NOT_READY if the event has not completed then. */
+esper_status sim_wait_host_while(sim *s, sim_event *event);
 esper_status sim_wait_device(sim *s, int device);
 esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event, int of_core);
 

@@ -181,13 +181,20 @@ static const char *describe(const sim *s, const sim_op *op, char *text, size_t s
   return text;
 }
 
-int sim_run_to(sim *s, sim_stream *stream, uint64_t index)
+int sim_try_to_reach(sim *s, sim_stream *stream, uint64_t index)
 {
   if (run_to(s, stream, index))
     return 1;
   while (run_everything(s)) /* other work may raise the flag that it waits for */
     if (run_to(s, stream, index))
       return 1;
+  return 0;
+}
+
+int sim_run_to(sim *s, sim_stream *stream, uint64_t index)
+{
+  if (sim_try_to_reach(s, stream, index))
+    return 1;
   sim_report(s,
              "the host waits for operation %llu of stream %llu, which can "
              "never run:\n",

@@ -366,6 +366,15 @@ static esper_status event_synchronize(void *self, int device, void *event)
   END(event_synchronize, event);
 }
 
+static esper_status event_wait(void *self, int device, void *event, unsigned microseconds)
+{
+  (void)microseconds;
+  BEGIN(event_wait, event)
+  sim_event *e = sim_event_find(s, device, event, "event_wait");
+  status = e ? sim_wait_host_while(s, e) : ESPER_DEVICE_ERROR;
+  END(event_wait, event);
+}
+
 static const char *driver_last_error(void *self)
 {
   (void)self;

@@ -205,7 +205,9 @@ uint64_t sim_failures(sim *s);
   C(capture_depend)     \
   C(capture_before)     \
   C(event_create)       \
-  C(event_destroy) C(event_record) C(event_query) C(event_record_all) C(event_synchronize)
+  C(event_destroy)      \
+  C(event_record)       \
+  C(event_query) C(event_record_all) C(event_synchronize) C(event_wait)
 
 typedef enum sim_call {
 #define SIM_CALL_ENUM(name) SIM_CALL_##name,
