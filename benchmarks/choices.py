@@ -35,7 +35,7 @@ from growth import GrowthError, compiler
 from replay_peaks import traces
 
 CORE = Path("csrc") / "core"
-BOTH, MAPPED, CLASSIC = ("auto/mapped", "auto/classic"), ("auto/mapped",), ("auto/classic",)
+BOTH, MAPPED, CLASSIC = ("mapped", "classic"), ("mapped",), ("classic",)
 
 
 class ChoiceError(RuntimeError):
@@ -51,7 +51,7 @@ class Choice:
     text: str  # stands there once; {} is the value
     chosen: str
     alternatives: tuple[str, ...]
-    policies: tuple[str, ...] = MAPPED
+    kinds: tuple[str, ...] = MAPPED
 
     def source(self, value: str) -> str:
         """The file with this value. Raises ChoiceError where it has no such text."""
@@ -91,7 +91,7 @@ CHOICES = (
 
 @dataclass(frozen=True)
 class Found:
-    """The mean over the recordings, by policy."""
+    """The mean over the recordings, by kind of segments."""
 
     ratios: dict[str, float]  # peak reserved over peak active
     pages: dict[str, float]  # made and mapped
@@ -117,13 +117,13 @@ def build(folder: Path, choice: Choice | None, value: str) -> None:
 
 
 def replayed(
-    choice: Choice | None, value: str, policies: Sequence[str], files: Sequence[Path]
+    choice: Choice | None, value: str, kinds: Sequence[str], files: Sequence[Path]
 ) -> Found:
     """What the recordings take with that value. Raises ChoiceError."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build(folder, choice, value)
-        command = [sys.executable, __file__, "--measure", ",".join(policies), *map(str, files)]
+        command = [sys.executable, __file__, "--measure", ",".join(kinds), *map(str, files)]
         done = subprocess.run(
             command, capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path[1:]])},
@@ -133,34 +133,34 @@ def replayed(
     return Found(**json.loads(done.stdout))
 
 
-def measure(policies: Sequence[str], files: Sequence[Path]) -> Found:
+def measure(kinds: Sequence[str], files: Sequence[Path]) -> Found:
     """In a process that has the core in question."""
     from esper_alloc.replay import replay
 
-    ratios: dict[str, list[float]] = {policy: [] for policy in policies}
-    pages: dict[str, list[float]] = {policy: [] for policy in policies}
+    ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
+    pages: dict[str, list[float]] = {kind: [] for kind in kinds}
     for path in files:
         for recording in replay.load_recordings(path):
-            for policy in policies:
-                found = replay.replay(recording, policy)
-                ratios[policy].append(found.peak_reserved / recording.recorded.peak_active)
-                pages[policy].append(found.device_calls.get("page_map", 0))
+            for kind in kinds:
+                found = replay.replay(recording, kind)  # type: ignore[arg-type]
+                ratios[kind].append(found.peak_reserved / recording.recorded.peak_active)
+                pages[kind].append(found.device_calls.get("page_map", 0))
     return Found(
-        {policy: statistics.fmean(values) for policy, values in ratios.items()},
-        {policy: statistics.fmean(values) for policy, values in pages.items()},
+        {kind: statistics.fmean(values) for kind, values in ratios.items()},
+        {kind: statistics.fmean(values) for kind, values in pages.items()},
     )
 
 
 def add_rows(results: Results, choice: Choice, value: str, ours: Found, other: Found) -> None:
-    for policy in choice.policies:
+    for kind in choice.kinds:
         results.row(
-            f"{choice.name}: {choice.chosen}, {policy}, peak reserved / peak active", "",
-            [ours.ratios[policy]], [other.ratios[policy]], value,
+            f"{choice.name}: {choice.chosen}, {kind}, peak reserved / peak active", "",
+            [ours.ratios[kind]], [other.ratios[kind]], value,
         )  # fmt: skip
         if choice.file != "base/config.c":
             results.row(
-                f"{choice.name}: {choice.chosen}, {policy}, pages made and mapped", "",
-                [ours.pages[policy]], [other.pages[policy]], value,
+                f"{choice.name}: {choice.chosen}, {kind}, pages made and mapped", "",
+                [ours.pages[kind]], [other.pages[kind]], value,
             )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def main() -> int:
     parser.add_argument("files", metavar="FILE", type=Path, nargs="*", help="what to replay")
     parser.add_argument("--only", choices=names, action="append", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="the choices, and measure nothing")
-    parser.add_argument("--measure", metavar="POLICIES", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", metavar="KINDS", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="result file (default: benchmarks/results/...)")
     options = parser.parse_args()
     if options.measure:
@@ -195,7 +195,7 @@ def main() -> int:
             if options.only and choice.name not in options.only:
                 continue
             for value in choice.alternatives:
-                other = replayed(choice, value, choice.policies, files)
+                other = replayed(choice, value, choice.kinds, files)
                 add_rows(results, choice, value, ours, other)
     except (ChoiceError, GrowthError) as error:
         print(f"choices.py: {error}")

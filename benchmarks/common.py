@@ -76,7 +76,7 @@ NO_MORE_ABOVE = 0.02
 #: Variables that would choose or tune an allocator behind our back.
 _FOREIGN = (
     "ESPER_ALLOC",
-    "ESPER_ALLOC_REUSE",
+    "ESPER_ALLOC_ALLOWANCE",
     "ESPER_ALLOC_SEGMENTS",
     "ESPER_ALLOC_USES",
     "PYTORCH_ALLOC_CONF",

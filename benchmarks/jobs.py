@@ -422,14 +422,6 @@ def add_kinds(
             add_rows(results, title_of(name, kind), mine, JOBS[name].by_place)
 
 
-def policy_of(policies: Sequence[str], segments: str) -> str:
-    """The replay's policy that does what ours did on the GPU with such segments."""
-    wanted = f"auto/{segments}"
-    if wanted not in policies:
-        raise SystemExit(f"the replay has no policy {wanted}; it has {', '.join(policies)}")
-    return wanted
-
-
 def compare_replay(results: Results, name: str, small: bool, segments: str | None) -> None:
     """Adds how far the replayed peaks are from that of ours on the GPU."""
     from esper_alloc.replay import replay
@@ -453,10 +445,9 @@ def compare_replay(results: Results, name: str, small: bool, segments: str | Non
     if results.run is None:
         results.describe(figures["machine"])
     ran = figures["peak_reserved_mib"]
-    policy = policy_of(replay.POLICIES, figures["segments"])
     title = title_of(name, segments)
     for allocator, recording in recordings.items():
-        peak = replay.replay(recording, policy).peak_reserved / MIB
+        peak = replay.replay(recording, figures["segments"]).peak_reserved / MIB
         peer = f"the run on the GPU, history of {allocator}"
         results.row(f"{title}: replayed peak reserved", "MiB", [peak], [ran], peer)
         results.row(

@@ -1,13 +1,13 @@
-"""Peak reserved over peak active of recorded jobs, replayed under each policy.
+"""Peak reserved over peak active of recorded jobs, replayed with each kind of segments.
 
     replay_peaks.py                      # the traces that come along
     replay_peaks.py FILE...              # others: what _dump_snapshot() wrote
 
-Runs on any machine, on the simulated device. Each policy of `replay` is a column,
+Runs on any machine, on the simulated device. Each kind of segments is a column,
 beside what the recording allocator itself reserved; a line for each device of each
 file, and the sum of all. ESPER_TRACES names a folder of further traces.
 
-The result file has a row for each policy and recording: the replayed peak of
+The result file has a row for each kind and recording: the replayed peak of
 reserved bytes over the recorded peak of active ones. tests/replay/test_replay.py has the
 bounds that these ratios may not exceed.
 """
@@ -31,7 +31,7 @@ RECORDED = "recorded"
 
 @dataclass(frozen=True)
 class Line:
-    """One recording: bytes; `reserved` by policy, RECORDED for the recording's own."""
+    """One recording: bytes; `reserved` by kind of segments, RECORDED for the recording's own."""
 
     name: str
     active: int
@@ -54,8 +54,8 @@ def traces() -> list[Path]:
     return list(found.values())
 
 
-def measure(paths: Sequence[Path | str], policies: Sequence[str]) -> list[Line]:
-    """Replays every recording under every policy. Raises SnapshotError, ReplayError."""
+def measure(paths: Sequence[Path | str], kinds: Sequence[replay.Segments]) -> list[Line]:
+    """Replays every recording with every kind of segments. Raises SnapshotError, ReplayError."""
     lines = []
     for path in paths:
         recordings = replay.load_recordings(path)
@@ -64,8 +64,8 @@ def measure(paths: Sequence[Path | str], policies: Sequence[str]) -> list[Line]:
             if len(recordings) > 1:
                 name += f", device {recording.history.device}"
             reserved = {RECORDED: recording.recorded.peak_reserved}
-            for policy in policies:
-                reserved[policy] = replay.replay(recording, policy).peak_reserved
+            for kind in kinds:
+                reserved[kind] = replay.replay(recording, kind).peak_reserved
             lines.append(Line(name, recording.recorded.peak_active, reserved))
     return lines
 
@@ -94,11 +94,11 @@ def table(lines: Sequence[Line]) -> str:
 
 def add_rows(results: Results, lines: Sequence[Line]) -> None:
     for line in lines:
-        for policy in line.reserved:
-            if policy != RECORDED:
+        for kind in line.reserved:
+            if kind != RECORDED:
                 results.row(
-                    f"{line.name}: peak reserved, replayed {policy}", "MiB",
-                    [line.reserved[policy] / MIB], [line.active / MIB], "peak active",
+                    f"{line.name}: peak reserved, replayed {kind}", "MiB",
+                    [line.reserved[kind] / MIB], [line.active / MIB], "peak active",
                 )  # fmt: skip
 
 
@@ -108,12 +108,12 @@ def main() -> int:
     )
     parser.add_argument("files", metavar="FILE", nargs="*", help="snapshots; default: as above")
     parser.add_argument(
-        "--policy", choices=replay.POLICIES, action="append", help="default: every one"
+        "--segments", choices=replay.SEGMENTS, action="append", help="default: both kinds"
     )
     parser.add_argument("--out", type=Path, help="result file (default: benchmarks/results/...)")
     options = parser.parse_args()
     try:
-        lines = measure(options.files or traces(), options.policy or replay.POLICIES)
+        lines = measure(options.files or traces(), options.segments or replay.SEGMENTS)
     except (SnapshotError, replay.ReplayError) as error:
         print(f"replay_peaks.py: {error}")
         return 2

@@ -117,9 +117,9 @@ ALL: list[tuple[str, Names, str, str]] = [
     *(
         (
             "least",
-            f"{name}, within 1.05 of what gate reserves: failed",
+            f"{name}, within 1.05 of what an allowance of 0 reserves: failed",
             "native, record_stream",
-            f"{label} within 1.05 of the memory that `gate` takes, runs that fail",
+            f"{label} within 1.05 of the memory that an allowance of 0 takes, runs that fail",
         )
         for name, label in (
             ("fsdp", "the pipeline of 48 layers"),
@@ -398,8 +398,8 @@ BULLETS = """\
 - **[Memory stays level at the same speed.](benchmarks/results/pipeline.json)** A pipeline gathers weights on one
   stream and uses them on another, with the host far ahead. A step takes {step.ours} and {peak.ours};
   with PyTorch's allocator and `record_stream` {step.peer} and {peak.peer}; with tensors kept alive by hand
-  {kept_step.peer} and {kept.peer}. Keeping them by hand takes less: esper_alloc gives a stream
-  up to 128 MiB of new memory before it lets the stream wait for memory that is still being read.
+  {kept_step.peer} and {kept.peer}. Keeping them by hand takes less: up to 128 MiB may
+  wait for the readers before esper_alloc holds the host back.
 - **[CUDA graphs benefit, too.](benchmarks/results/captures.json)** A captured graph with readers on a side
   stream keeps {graph.ours} for itself; with PyTorch's allocator and `record_stream` {graph.peer}, or
   {graph_reuse.peer} with its option `graph_capture_record_stream_reuse`.

@@ -59,20 +59,51 @@ static esper_status segments_from_environment(esper_config *config)
   return ESPER_OK;
 }
 
+/* Reads a size: up to 19 digits, and perhaps a unit, K, M, G or T or the same with iB, after at
+ * most one space. A product that exceeds a size_t becomes SIZE_MAX.
+ * esper_alloc/torch_allocator/sizes.py reads the same sizes. */
+static bool parse_size(const char *text, size_t *size)
+{
+  static const char units[] = "KMGT";
+  size_t digits = strspn(text, "0123456789");
+  if (digits == 0 || digits > 19)
+    return false;
+  *size = (size_t)strtoull(text, NULL, 10);
+  const char *rest = text + digits;
+  if (!*rest)
+    return true;
+  rest += *rest == ' ';
+  const char *unit = *rest ? strchr(units, *rest) : NULL;
+  if (!unit || (rest[1] && strcmp(rest + 1, "iB") != 0))
+    return false;
+  unsigned shift = 10u * (unsigned)(unit - units + 1);
+  *size = *size > SIZE_MAX >> shift ? SIZE_MAX : *size << shift;
+  return true;
+}
+
+/* To the core, 0 means the default, but a user who says 0 means the least. */
+static esper_status allowance_from_environment(esper_config *config)
+{
+  const char *given = getenv("ESPER_ALLOC_ALLOWANCE");
+  if (!given || !*given)
+    given = "128MiB";
+  if (strcmp(given, "off") == 0)
+    config->allowance = ESPER_ALLOWANCE_OFF;
+  else if (!parse_size(given, &config->allowance))
+    return error_set(ESPER_INVALID,
+                     "ESPER_ALLOC_ALLOWANCE=%s is not a size: use bytes, a size such as 128MiB, "
+                     "1 GiB or 512M, or off",
+                     given);
+  else if (config->allowance == 0)
+    config->allowance = 1;
+  return ESPER_OK;
+}
+
 static esper_status config_from_environment(esper_config *config)
 {
   *config = (esper_config){0};
-  const char *order = getenv("ESPER_ALLOC_REUSE");
-  if (!order || !*order || strcmp(order, "auto") == 0)
-    config->reuse_order = ESPER_REUSE_AUTO;
-  else if (strcmp(order, "gate") == 0)
-    config->reuse_order = ESPER_REUSE_GATE;
-  else if (strcmp(order, "grow") == 0)
-    config->reuse_order = ESPER_REUSE_GROW;
-  else
-    return error_set(ESPER_INVALID,
-                     "ESPER_ALLOC_REUSE=%s is not a reuse order: use auto, gate or grow", order);
-  return segments_from_environment(config);
+  esper_status status = allowance_from_environment(config);
+  return status == ESPER_OK ? segments_from_environment(config) : status;
 }
 
 static esper_core *instance_make(void)

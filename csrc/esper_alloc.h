@@ -108,20 +108,6 @@ enum {
   ESPER_STREAM_IMMORTAL = 1u /* lives as long as the process, as PyTorch's do */
 };
 
-/* What malloc tries first when no free block is ready. */
-typedef enum esper_reuse_order {
-  ESPER_REUSE_AUTO = 0, /* grow up to a small allowance of pending memory, then gate */
-  ESPER_REUSE_GATE = 1, /* reuse pending memory: the GPU waits, not the host */
-  ESPER_REUSE_GROW = 2  /* get more memory from the device first */
-} esper_reuse_order;
-
-/* Properties of a stream's work that the allocator cannot find out. */
-enum {
-  ESPER_TRAIT_RENDEZVOUS = 1u /* the work may wait for work that is not yet enqueued, here or on
-                                 another rank. No stream and no malloc ever waits for it. Memory
-                                 that it uses is reused when its events have completed. */
-};
-
 /* Where memory comes from. One core may have segments of both kinds. */
 typedef enum esper_segments {
   ESPER_SEGMENTS_AUTO = 0,    /* mapped where the device can, else classic. Always classic for pools
@@ -138,7 +124,6 @@ enum { ESPER_ROUNDUP_STEPS = 16 };
 
 /* Zero everywhere means the defaults. Sizes are in bytes. */
 typedef struct esper_config {
-  esper_reuse_order reuse_order;
   esper_segments segments;
   /* How many bytes of a stream's free memory may wait for other streams' work before malloc holds
    * the host back: it waits for the oldest of that work, so that memory need not grow. 0: 128 MiB.
@@ -163,9 +148,9 @@ typedef struct esper_config {
    * nonzero if it freed anything; malloc then tries again. May be NULL. */
   int (*free_memory)(void *context);
   void *free_memory_context;
-  /* Called, with no lock held, when the host is about to wait. It calls wait(argument), which waits,
-   * and may give up locks of its own meanwhile, such as a language's global lock. NULL: the core
-   * waits without it. */
+  /* Called, with no lock held, when the host is about to wait. It calls wait(argument), which
+   * waits, and may give up locks of its own meanwhile, such as a language's global lock. NULL:
+   * the core waits without it. */
   void (*while_waiting)(void (*wait)(void *argument), void *argument);
   /* Called, with no lock held, with what the user should know although it is no error. Each text is
    * reported once. Must not call the core. May be NULL. */
@@ -181,17 +166,11 @@ ESPER_API esper_status esper_core_create(const struct esper_driver *driver,
                                          const esper_config *config, esper_core **core);
 
 /* Gives all memory back to the driver, live blocks included. It first waits for all work on the
- * devices. Where that could take for ever (a use without gate, rendezvous work) or would end a
- * capture, it does not wait, and the caller must have. No other thread may be using the core. */
+ * devices, as long as something completes. Where that would end a capture, it does not wait, and
+ * the caller must have. No other thread may be using the core. */
 ESPER_API void esper_core_destroy(esper_core *core);
 
 ESPER_API int esper_device_count(const esper_core *core);
-
-/* Replaces the traits (ESPER_TRAIT_...) of a stream, which starts with none. They also apply to
- * uses marked earlier. Clear them before the stream is destroyed, because afterwards nobody can ask
- * whether its work is done. ESPER_INVALID: there is no such trait. */
-ESPER_API esper_status esper_stream_set_traits(esper_core *core, esper_stream stream,
-                                               unsigned traits);
 
 /* ------------------------------------------------------------------------
  * Memory
@@ -208,14 +187,9 @@ ESPER_API esper_status esper_malloc_from(esper_core *core, esper_pool *pool, siz
 ESPER_API esper_status esper_free(esper_core *core, void *ptr);
 
 enum {
-  ESPER_USE_NO_GATE = 1u, /* never make another stream wait for this use, because it may depend on
-                               work that is not yet enqueued */
-  ESPER_USE_UNTIL_FREE =
-      2u /* the use ends with everything enqueued on the stream by the time of the
-                               free, as by esper_record_stream, because the stream may read the
-                               memory again. Without ESPER_USE_NO_GATE the caller says that all of
-                               this completes on its own: other streams may be made to wait for
-                               it. */
+  /* The use ends with everything enqueued on the stream by the time of the free, as by
+   * esper_record_stream, because the stream may read the memory again. */
+  ESPER_USE_UNTIL_FREE = 1u
 };
 
 /* Marks the end of a use of `count` allocations on `stream`, with one event. Any address inside an
@@ -227,10 +201,9 @@ ESPER_API esper_status esper_record_use(esper_core *core, const void *const *ptr
                                         esper_stream stream, unsigned flags, size_t *marked);
 
 /* As esper_record_use, with an event recorded already on a stream of `device`. The event may be
- * recorded again or destroyed as soon as this returns. ESPER_INVALID: there is no such flag, or it
- * is ESPER_USE_UNTIL_FREE: an event does not tell its stream. */
+ * recorded again or destroyed as soon as this returns. */
 ESPER_API esper_status esper_record_use_event(esper_core *core, const void *const *ptrs,
-                                              size_t count, void *event, int device, unsigned flags,
+                                              size_t count, void *event, int device,
                                               size_t *marked);
 
 /* Adds a use on `stream` that ends with everything enqueued there by the time of the free. If the
@@ -262,10 +235,10 @@ ESPER_API esper_status esper_free_after_all(esper_core *core, void *ptr);
 ESPER_API void esper_retire(esper_core *core, int device);
 
 /* Gives free memory back to the driver: wholly free segments, and pages. Waits for the device
- * first, unless one of its streams is being captured. `pool` NULL: all pools. Some memory stays:
- * what a graph may still touch, and what is in a private pool that has references. Memory of the
- * default pool stays while a capture is in progress, as far as the core was told
- * (captures_are_announced). */
+ * first, as long as something completes there, unless one of its streams is being captured.
+ * `pool` NULL: all pools. Some memory stays: what a graph may still touch, and what is in a
+ * private pool that has references. Memory of the default pool stays while a capture is in
+ * progress, as far as the core was told (captures_are_announced). */
 ESPER_API esper_status esper_empty_cache(esper_core *core, int device, esper_pool *pool);
 
 /* A fence, to find accesses to memory that is not there any more. While it is on, memory of the
@@ -284,11 +257,7 @@ ESPER_API uint64_t esper_fence_rounds(esper_core *core);
 /* Memory of one pool never serves another. A pool is known by its device and an id of two numbers,
  * which snapshots show; (0, 0) is the default pool. A pool lives while it has references or live
  * memory. Afterwards its memory goes back with the next esper_empty_cache or when memory runs
- * short.
- *
- * Addresses repeat from run to run inside a capture, and but for ESPER_REUSE_GROW in private pools
- * outside captures: the choice of memory then depends only on the calls for a stream, not on what
- * has completed. docs/design.md lists the exceptions. */
+ * short. */
 
 /* Adds a reference to the pool. Makes the pool if it does not exist. */
 ESPER_API esper_status esper_pool_create(esper_core *core, int device, uint64_t id_first,
@@ -428,12 +397,6 @@ ESPER_API esper_status esper_get_pool_stats(esper_core *core, int device, esper_
 
 ESPER_API esper_status esper_get_counters(esper_core *core, int device, esper_counters *counters);
 
-/* Copies the device's gates that are not known to be over, oldest first, into *entries (freed with
- * free()). *count becomes their number. If there were very many, the oldest may be missing. For
- * reports about programs that hang. */
-ESPER_API esper_status esper_gates_copy(esper_core *core, int device, esper_gate_entry **entries,
-                                        size_t *count);
-
 /* How often the core has called each function of the driver. Calls that threads make at the same
  * moment may be missed. esper_driver_call_name(i) counts from 0 and is NULL past the last. */
 ESPER_API const char *esper_driver_call_name(int call);
@@ -504,9 +467,9 @@ ESPER_API size_t esper_unshare(esper_core *core);
 ESPER_API esper_status esper_open_shared(esper_core *core, int device, const esper_page_name *pages,
                                          size_t count, void **address);
 
-/* Unmaps them once the work that is now on the device and its peers is done. That is at once, or,
- * where the host may not wait (a capture, rendezvous work), in a later call of these two or of
- * esper_empty_cache(). ESPER_INVALID: no opened pages begin there. */
+/* Unmaps them once the work that is now on the device and its peers is done. That is at once,
+ * or, while a capture goes on, in a later call of these two or of esper_empty_cache().
+ * ESPER_INVALID: no opened pages begin there. */
 ESPER_API esper_status esper_close_shared(esper_core *core, void *address);
 
 /* Pins the segment around `ptr`, for example because another process knows its address and may go

@@ -1,4 +1,4 @@
-/* esper_report.h: what the allocator reports, as plain data: statistics, counters, gates, failures,
+/* esper_report.h: what the allocator reports, as plain data: statistics, counters, failures,
  * snapshots and traces. esper_alloc.h includes this file and has the functions that fill in these
  * structures. */
 #ifndef ESPER_REPORT_H
@@ -44,8 +44,6 @@ typedef struct esper_pool_stats {
 
 /* Further figures of a device, which PyTorch does not have. */
 typedef struct esper_counters {
-  uint64_t gates_issued;      /* waits put on streams so that memory could be reused */
-  uint64_t gates_skipped;     /* waits that a vector clock made unnecessary */
   uint64_t held_back;         /* how often the host was held back before memory grew */
   uint64_t held_back_us;      /* how long in all */
   uint64_t held_back_in_vain; /* how often it gave up, because nothing on the device completed */
@@ -63,23 +61,10 @@ typedef struct esper_counters {
                               segment, and tried again */
   uint64_t pages_moved;    /* pages moved from free memory to where a heap grew */
   uint64_t marks_exact;    /* marked uses that end at the mark, on the block's device */
-  uint64_t marks_until_free;  /* marked uses that last until the free; not those by record_stream */
+  uint64_t marks_until_free;  /* marked uses that last until the free */
   uint64_t bytes_asleep;      /* of device memory that waking needs: esper_sleep.h */
   uint64_t bytes_asleep_peak; /* since peaks were reset */
 } esper_counters;
-
-/* A gate: a stream was made to wait for another stream's work because it got memory that this work
- * may still touch. */
-typedef struct esper_gate_entry {
-  int device;
-  void *waiting; /* handle of the stream that was made to wait */
-  int stream_device;
-  void *stream;      /* handle of the stream that it waits for; NULL: the legacy stream, or all
-                        streams of the device */
-  uint64_t number;   /* number of that stream's event */
-  size_t size;       /* bytes of the block */
-  int64_t issued_us; /* since 1970 */
-} esper_gate_entry;
 
 /* Figures about the calling thread's last ESPER_OUT_OF_MEMORY or ESPER_REJECTED. */
 typedef struct esper_failure {
@@ -108,13 +93,11 @@ typedef enum esper_block_state {
 
 /* The kind of a use; 0 for a plain mark. */
 enum {
-  ESPER_ENTRY_NO_GATE = 1u,  /* no stream is ever made to wait for it */
-  ESPER_ENTRY_AT_FREE = 2u,  /* from record_stream: ends with the free */
-  ESPER_ENTRY_HELD = 4u,     /* has no event: held until its stream is seen again, or its device has
-                               been synchronised */
-  ESPER_ENTRY_CAPTURED = 8u, /* ends at a point in a captured graph, for whatever comes after that
-                                point */
-  ESPER_ENTRY_UNTIL_FREE = 16u /* a mark that ends with the free */
+  ESPER_ENTRY_AT_FREE = 1u, /* ends with the free */
+  ESPER_ENTRY_HELD = 2u,    /* has no event: held until its stream is seen again, or its device has
+                                been synchronised */
+  ESPER_ENTRY_CAPTURED = 4u /* ends at a point in a captured graph, for whatever comes after that
+                               point */
 };
 
 /* A use that is not known to be over. */

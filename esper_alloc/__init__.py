@@ -2,7 +2,7 @@
 
 ``record_use(x, stream)`` marks the point after the last read of ``x`` on a
 stream; once ``x`` is dropped, its memory is reused as soon as the GPU has passed
-that point and never before (docs/uses.md says which marks last until the drop).
+that point and never before (in grad mode: not before the drop; docs/uses.md).
 Importing this package loads neither PyTorch nor CUDA, unless the environment
 variable ``ESPER_ALLOC=1`` asks for ``enable()`` at import.
 """
@@ -38,11 +38,9 @@ if TYPE_CHECKING:
     from .helpers.normalize.rewards import RewardNormalizer
     from .helpers.normalize.values import ValueNormalizer
     from .helpers.validation import fused_validation_batch
-    from .torch_allocator.lasting_marks import warn_about_marks
     from .torch_allocator.sleep import SleepResult, asleep, sleep, tag, tag_stats, trim_sleep, wake
     from .torch_allocator.stats import memory_stats, report
     from .uses.foreign_captures import capturing
-    from .uses.stream_traits import set_stream_traits
     from .uses.tensor_method import install_tensor_method, uninstall_tensor_method
     from .uses.use import record_use, touch, using
 
@@ -78,7 +76,6 @@ __all__ = [
     "pluggable_allocator",
     "record_use",
     "report",
-    "set_stream_traits",
     "sleep",
     "tag",
     "tag_stats",
@@ -87,7 +84,6 @@ __all__ = [
     "uninstall_tensor_method",
     "using",
     "wake",
-    "warn_about_marks",
 ]
 
 #: What loads when it is asked for, since it needs PyTorch or the core.
@@ -108,7 +104,6 @@ _LATER = {
     "memory_stats": "torch_allocator.stats",
     "record_use": "uses.use",
     "report": "torch_allocator.stats",
-    "set_stream_traits": "uses.stream_traits",
     "sleep": "torch_allocator.sleep",
     "tag": "torch_allocator.sleep",
     "tag_stats": "torch_allocator.sleep",
@@ -117,7 +112,6 @@ _LATER = {
     "uninstall_tensor_method": "uses.tensor_method",
     "using": "uses.use",
     "wake": "torch_allocator.sleep",
-    "warn_about_marks": "torch_allocator.lasting_marks",
 }
 
 

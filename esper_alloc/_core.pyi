@@ -44,21 +44,10 @@ class ReplayResult(TypedDict):
     curve: bytes
 
 @type_check_only
-class Gate(TypedDict):
-    device: int
-    waiting: int
-    stream_device: int
-    stream: int
-    number: int
-    size: int
-    issued_us: int
-
-@type_check_only
 class Use(TypedDict):
     stream_device: int
     stream: int
     number: int
-    no_gate: bool
     at_free: bool
     until_free: bool
     held: bool
@@ -80,7 +69,6 @@ def driver_report() -> DriverReport: ...
 def build_info() -> BuildInfo: ...
 def addresses() -> dict[str, int]: ...
 def counters(device: int, /) -> dict[str, int]: ...
-def gates(device: int, /) -> list[Gate]: ...
 def pending(device: int, /) -> list[PendingBlock]: ...
 def driver_calls() -> dict[str, int]: ...
 def check_pickle(data: Buffer, limit: int = ..., /) -> int: ...
@@ -92,7 +80,6 @@ def replay(
     streams: int,
     uses: int,
     pools: Sequence[tuple[int, int]],
-    order: Literal["auto", "gate", "grow"],
     segments: Literal["classic", "mapped"],
     device: Literal["sim", "cuda"],
 ) -> ReplayResult: ...

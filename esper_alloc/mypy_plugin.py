@@ -40,7 +40,6 @@ def _add_method(context: ClassDefContext) -> None:
         [
             argument("stream", optional("torch._C.Stream"), ARG_OPT),
             argument("event", optional(*_EVENTS), ARG_NAMED_OPT),
-            argument("gate", api.named_type("builtins.bool"), ARG_NAMED_OPT),
         ],
         NoneType(),
     )

@@ -10,11 +10,9 @@ FSDP2 gathers weights and reduces gradients on streams of its own. It keeps thei
 tensors alive by hand, until an event says that nobody reads them. That works on
 every allocator. The losses of all four must be the same.
 
-`--automatic` shows that nothing has to be kept, and it has a price. In a larger
-training (benchmarks/engines.py) it reserved 1.4 times the memory of PyTorch's own
-allocator, and trained 0.94 of its tokens a second: memory comes back only
-when the streams that used it have passed its free, other streams get it when all
-have, and the host runs ahead.
+`--automatic` shows that nothing has to be kept. Memory comes back when the streams
+that used it have passed its free. Before more than an allowance of it waits for them,
+the host is held back. benchmarks/engines.py measures a larger training.
 """
 
 from __future__ import annotations
@@ -66,8 +64,6 @@ class EmptiedReduceScatter(Allocates):
         assert not async_op, "the current stream must be the one that reduces"
         dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op)
         if self.mark:
-            # The reduction needs nothing but what each rank has enqueued before it, so
-            # other streams may be made to wait for it.
             esper_alloc.record_use(input_tensor, torch.cuda.current_stream())
         input_tensor.untyped_storage().resize_(0)
 

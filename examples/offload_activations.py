@@ -48,9 +48,8 @@ class Offload(torch.autograd.graph.saved_tensors_hooks):
         self.copies.wait_stream(torch.cuda.current_stream())  # x is written first
         with torch.cuda.stream(self.copies):
             host.copy_(x, non_blocking=True)
-            # The last read of x on this stream. A hook might also keep x for backward, so
-            # the mark lasts until the model drops x: its memory serves again as soon as the
-            # copies are done that were begun by then, and no earlier.
+            # The last read of x on this stream: once the model drops x, its memory serves
+            # again as soon as this copy is done.
             esper_alloc.record_use(x, self.copies)
         self.last = Saved(host, before=self.last)
         return self.last

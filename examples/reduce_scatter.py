@@ -59,11 +59,7 @@ def by_hand(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def by_record_use(x: torch.Tensor) -> list[torch.Tensor]:
-    """The same. No stash, no events, and it may be dropped anywhere.
-
-    The next gradient waits, on the GPU, for the memory of the last one. To have two
-    in flight, as above, keep each a layer longer: ``previous = full``.
-    """
+    """The same. No stash, no events, and it may be dropped anywhere."""
     compute, comm = torch.cuda.current_stream(), torch.cuda.Stream()
     shards = []
     for layer in range(LAYERS):

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from compilers import CC, CXX
 
+from esper_alloc.torch_allocator.choices import ALLOWANCE
+from esper_alloc.torch_allocator.sizes import parse_size
+
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE_TESTS = ROOT / "tests" / "device"
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-DESPER_LOCK_ORDER", "-O1", "-g"]
@@ -49,13 +52,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_scenario(
-    built: Path, scenario: str, library: str = "libfake.so", **environment: str
+    built: Path, scenario: str, library: str = "libfake.so", given: str = "", **environment: str
 ) -> str:
     if "/" not in library and (built / library).exists():
         library = str(built / library)
     done = subprocess.run(
         [str(built / "test_cuda"), scenario],
         env={**os.environ, "ESPER_ALLOC_LIBCUDA": library, **environment},
+        input=given,
         capture_output=True,
         text=True,
         timeout=1200,
@@ -72,6 +76,7 @@ def run_scenario(
         "messages",
         "captures",
         "graphs",
+        "event_wait",
         "streams",
         "threads",
         "fork",
@@ -108,11 +113,56 @@ def test_blindness_is_said_once(built: Path) -> None:
     assert said_by("uses") == []
 
 
-def test_reuse_order_from_environment(built: Path) -> None:
-    run_scenario(built, "reuse_order", ESPER_ALLOC_REUSE="grow")
-    run_scenario(built, "reuse_order_default", ESPER_ALLOC_REUSE="auto")
-    run_scenario(built, "reuse_order_default")
-    run_scenario(built, "bad_reuse_order", ESPER_ALLOC_REUSE="sometimes")
+OFF = 2**64 - 1  # ESPER_ALLOWANCE_OFF
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("", 128 << 20),
+        ("128MiB", 128 << 20),
+        ("1 GiB", 1 << 30),
+        ("512M", 512 << 20),
+        ("7 K", 7 << 10),
+        ("2T", 2 << 40),
+        ("0064KiB", 64 << 10),
+        ("123456789", 123456789),
+        ("0", 1),
+        ("0 MiB", 1),
+        ("9999999999999999999", 9999999999999999999),
+        ("9999999999999999999T", OFF),
+        ("off", OFF),
+    ],
+)
+def test_allowance_from_environment(built: Path, given: str, found: int) -> None:
+    """The core and Python read the same; the core's 0 is its default, and the most is off."""
+    assert run_scenario(built, "allowance", given=f"{given}\n") == str(found)
+    value = ALLOWANCE.in_environment({"ESPER_ALLOC_ALLOWANCE": given})
+    size = parse_size(value)
+    assert (value == "off") == (size is None)
+    assert (OFF if size is None else min(size or 1, OFF)) == found
+
+
+NO_SIZES = [
+    "fast", "-1", "+1", "1.5GiB", "1  GiB", " 1", "1 ", "1 GiB ", "128MB", "128Mi", "128mib", "B", "iB", "M",
+    "0x10", "1_000", "OFF", "Off", "none", "1e6", "1P", "10000000000000000000", "\u0661", "1\tK",
+]  # fmt: skip
+
+
+def test_what_is_no_allowance_is_named(built: Path) -> None:
+    *refusals, last = run_scenario(
+        built, "allowance", given="".join(f"{one}\n" for one in (*NO_SIZES, "1"))
+    ).splitlines()
+    assert last == "1"  # it tries again after an error
+    assert refusals == [
+        f"ESPER_ALLOC_ALLOWANCE={one} is not a size: use bytes, a size such as 128MiB, 1 GiB or 512M, "
+        "or off"
+        for one in NO_SIZES
+    ]
+    for one, refusal in zip(NO_SIZES, refusals):
+        with pytest.raises(ValueError) as caught:
+            ALLOWANCE.in_environment({"ESPER_ALLOC_ALLOWANCE": one})
+        assert str(caught.value) == refusal
 
 
 def test_segments_from_environment(built: Path) -> None:

@@ -25,13 +25,13 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_mark_is_shown_at_work(
     library: Path, demo: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """record_stream keeps every layer's weight, record_use three."""
+    """Without an allowance every layer takes new memory, with one three serve in turn."""
     picture = tmp_path / "demo.png"
     demo.show_a_mark(False, picture)
     out = capfd.readouterr().out
     assert "12 layers' weights of 64 MiB, used on another stream, on the simulated device" in out
-    reserved = {line.split()[0]: line.split()[1] for line in out.splitlines() if "reserved" in line}
-    assert reserved == {"record_stream": "768", "record_use": "192"}
+    reserved = {line.split()[1]: line.split()[2] for line in out.splitlines() if "reserved" in line}
+    assert reserved == {"off": "768", "128MiB": "192"}
     if importlib.util.find_spec("matplotlib"):
         assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -17,13 +17,11 @@ from compilers import CC
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests" / "gpu" / "random"
 RULES = re.findall(r"R\((\w+), \"", (ROOT / "csrc" / "core" / "base" / "rules.h").read_text())
-#: Rules that need what these programs do not have: a second device, and the body
-#: of a conditional node.
+#: Rules that need what these programs do not have: a second device, the body of a
+#: conditional node, sleep and fences.
 NOT_HERE = {
     "MARK_FROM_ANY_DEVICE",
     "BODY_KEEPS_APART",
-    "GRAPH_READS_ANYWHERE",
-    "UNSEEN_USES_COUNT",
     "SLEEP_NEEDS_COMPLETION",
     "SLEEP_KEEPS_GRAPHS",
     "UNMAP_AFTER_COPY",

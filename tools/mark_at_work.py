@@ -1,19 +1,19 @@
-"""A mark at work: weights that one stream gathers and another uses, under two kinds of mark.
+"""A mark at work: weights that one stream gathers and another uses, each protected by one line.
 
     python tools/mark_at_work.py [PICTURE]
 
-The host is far ahead of the GPU, as in training. `record_stream` says nothing of when the use ends,
-so each layer's weight takes new memory. `record_use` does, so the stream that gathers waits on the
-GPU for memory of an earlier layer. Three weights serve in turn, so the memory stays level.
-tools/demo.py runs this on the simulated device where there is no GPU. Prints what was reserved, and
-draws it.
+The host is far ahead of the GPU, as in training. With the allowance `off` each layer's weight takes
+new memory, as under PyTorch's own allocator. By default the host waits before memory grows by more
+than an allowance, so three weights serve in turn, and the memory stays level. tools/demo.py runs
+this on the simulated device where there is no GPU. Prints what was reserved, and draws it.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable
 
 if "ESPER_SIMULATED" in os.environ:
     import simulated  # before torch: it is what CUDA then is
@@ -26,7 +26,7 @@ MIB = 1 << 20
 LAYERS = 12
 WEIGHT = 64 * MIB
 
-Mark = Callable[[torch.Tensor, torch.cuda.Stream], None]
+ALLOWANCES = {"off": "allowance off", "128MiB": "allowance 128MiB"}
 
 
 def work(stream: torch.cuda.Stream) -> None:
@@ -45,8 +45,8 @@ def everything_ends() -> None:
     torch.cuda.empty_cache()
 
 
-def reserved_by_layer(mark: Mark) -> list[int]:
-    """MiB reserved after each layer of a step that marks its weights with `mark`."""
+def reserved_by_layer() -> list[int]:
+    """MiB reserved after each layer of a step that marks its weights."""
     everything_ends()
     gather, compute = torch.cuda.Stream(), torch.cuda.Stream()
     found = []
@@ -56,7 +56,7 @@ def reserved_by_layer(mark: Mark) -> list[int]:
             work(gather)
         compute.wait_stream(gather)
         work(compute)
-        mark(weight, compute)
+        esper_alloc.record_use(weight, compute)
         del weight
         found.append(torch.cuda.memory_reserved() // MIB)
     everything_ends()
@@ -79,18 +79,29 @@ def draw(found: dict[str, list[int]], path: str) -> None:
     figure.savefig(path, dpi=130)
 
 
+def in_a_process(allowance: str) -> list[int]:
+    """reserved_by_layer() with that allowance."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure"],
+        env={**os.environ, "ESPER_ALLOC_ALLOWANCE": allowance},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    found: list[int] = json.loads(done.stdout)
+    return found
+
+
 def main() -> None:
-    esper_alloc.enable()
-    with torch.no_grad():  # the weights are not saved for backward: marks are exact
-        found = {
-            "record_stream": reserved_by_layer(lambda x, stream: x.record_stream(stream)),
-            "record_use": reserved_by_layer(esper_alloc.record_use),
-        }
+    if sys.argv[1:] == ["--measure"]:
+        esper_alloc.enable()
+        print(json.dumps(reserved_by_layer()))
+        return
+    found = {name: in_a_process(allowance) for allowance, name in ALLOWANCES.items()}
     where = "the simulated device" if "ESPER_SIMULATED" in os.environ else "the GPU"
     print(f"{LAYERS} layers' weights of {WEIGHT // MIB} MiB, used on another stream, on {where}:")
     for name, values in found.items():
-        print(f"  {name:<14} {max(values):5,} MiB reserved")
-    print("With record_use the weights serve in turn; with record_stream each takes new memory.")
+        print(f"  {name:<16} {max(values):5,} MiB reserved")
+    print("Held back, the weights serve in turn; with the allowance off each takes new memory.")
     if len(sys.argv) > 1:
         draw(found, sys.argv[1])
         print(f"drawn into {sys.argv[1]}")

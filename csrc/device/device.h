@@ -115,19 +115,14 @@ typedef struct esper_driver {
    * has not completed by then. */
   esper_status (*event_wait)(void *self, int device, void *event, unsigned microseconds);
 
-  /* Inside a capture, a graph is being made: each stream that takes part has nodes that its next
-   * operation will depend on. Handles of nodes mean nothing once the capture is over, so `capture`
-   * is compared before a node is used. ESPER_INVALID: the stream is not in that capture, or the
-   * capture is not active any more. ESPER_UNSUPPORTED: the driver cannot tell. capture_point:
-   * stores in *node the node after which the stream's next operation comes, NULL if there is none
-   * yet. If there are several, adds an empty node after them. capture_depend: makes the stream's
-   * next operation start only when `node` has ended. capture_before: stores the nodes that `node`
-   * directly depends on, and their number in *count. The stream must still be in the capture.
-   * ESPER_UNSUPPORTED: there are *count or more. */
-  esper_status (*capture_point)(void *self, int device, void *stream, uint64_t capture,
-                                void **node);
-  esper_status (*capture_depend)(void *self, int device, void *stream, uint64_t capture,
-                                 void *node);
+  /* Inside a capture, a graph is being made. These two ask about it and change nothing. Handles of
+   * nodes mean nothing once the capture is over, so `capture` is compared first. ESPER_INVALID: the
+   * stream is not in that capture, or the capture is not active any more. capture_tails: stores the
+   * nodes that the stream's next operation will directly depend on, and their number in *count;
+   * capture_before: those that `node` directly depends on. ESPER_UNSUPPORTED: there are *count or
+   * more, or the driver cannot tell. */
+  esper_status (*capture_tails)(void *self, int device, void *stream, uint64_t capture,
+                                void **tails, size_t *count);
   esper_status (*capture_before)(void *self, int device, void *stream, uint64_t capture, void *node,
                                  void **before, size_t *count);
 

@@ -215,23 +215,25 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
 }
 
 /* F(name) for each figure of struct esper_counters, in its order */
-#define COUNTERS(F)   \
-  F(gates_issued)     \
-  F(gates_skipped)    \
-  F(loans)            \
-  F(uses_pending)     \
-  F(bytes_pending)    \
-  F(blocks_held)      \
-  F(events_alive)     \
-  F(events_created)   \
-  F(metadata_bytes)   \
-  F(captured_uses)    \
-  F(captured_frees)   \
-  F(bytes_orphaned)   \
-  F(pages_moved)      \
-  F(marks_exact)      \
-  F(marks_until_free) \
-  F(bytes_asleep)     \
+#define COUNTERS(F)    \
+  F(held_back)         \
+  F(held_back_us)      \
+  F(held_back_in_vain) \
+  F(allowance)         \
+  F(loans)             \
+  F(uses_pending)      \
+  F(bytes_pending)     \
+  F(blocks_held)       \
+  F(events_alive)      \
+  F(events_created)    \
+  F(metadata_bytes)    \
+  F(captured_uses)     \
+  F(captured_frees)    \
+  F(bytes_orphaned)    \
+  F(pages_moved)       \
+  F(marks_exact)       \
+  F(marks_until_free)  \
+  F(bytes_asleep)      \
   F(bytes_asleep_peak)
 
 #define COUNTER(name) +1
@@ -313,7 +315,6 @@ static PyMethodDef methods[] = {
     {"build_info", build_info, METH_NOARGS, build_info_doc},
     {"addresses", addresses, METH_NOARGS, addresses_doc},
     {"counters", counters, METH_O, counters_doc},
-    {"gates", esper_py_gates, METH_O, esper_py_gates_doc},
     {"pending", esper_py_pending, METH_O, esper_py_pending_doc},
     {"driver_calls", driver_calls, METH_NOARGS, driver_calls_doc},
     {"check_pickle", esper_py_check_pickle, METH_VARARGS, esper_py_check_pickle_doc},

@@ -61,8 +61,6 @@ PyMethodDef methods[] = {
      nullptr}, // esper_alloc/uses/use.py sets its docstring
     {"make_tensor_method", esper::make_tensor_method, METH_O,
      "make_tensor_method(Tensor) -> record_use as a method of that class."},
-    {"watch_marks", esper::watch_marks, METH_O,
-     "watch_marks(on): tell lasting_marks.note() of marks that last until the free."},
     {"enter_stream", esper::enter_stream, METH_O,
      "enter_stream(stream) -> state for leave_stream()."},
     {"leave_stream", method(&esper::leave_stream), METH_FASTCALL,
@@ -70,8 +68,6 @@ PyMethodDef methods[] = {
     {"hand_over", method(&esper::hand_over), METH_FASTCALL,
      "hand_over(tensors, stream): make the current stream wait for `stream` "
      "and protect `tensors` on it."},
-    {"set_stream_traits", method(&esper::set_stream_traits), METH_FASTCALL,
-     "set_stream_traits(stream, rendezvous): replace the stream's traits."},
     {"announce_capture", method(&esper::announce_capture), METH_FASTCALL,
      "announce_capture(device, begins) -> bool: a capture begins or has ended."},
     {"automatic_uses", esper::automatic_uses, METH_O,

@@ -16,7 +16,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Increased with every change of the list below or of a type in these headers. */
-#define ESPER_CAPI_VERSION 12u
+#define ESPER_CAPI_VERSION 13u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)      \
@@ -36,8 +36,6 @@
   F(core_destroy)                    \
   F(core_is_valid)                   \
   F(device_count)                    \
-  F(stream_set_traits)               \
-  F(gates_copy)                      \
   F(malloc)                          \
   F(malloc_from)                     \
   F(free)                            \

@@ -45,7 +45,6 @@ typedef struct history {
   size_t start; /* the operations before it only build the initial state */
   size_t slots, streams, uses, pools;
   uint64_t (*pool_ids)[2];
-  esper_reuse_order order;
   esper_segments segments;
   int on_cuda;
 } history;
@@ -174,7 +173,8 @@ static int stage_open(stage *s, const history *h, unsigned char *late)
     return fail(s, SIZE_MAX, ESPER_HOST_MEMORY, "replay");
   if (!open_driver(s, h))
     return 0;
-  esper_config config = {.reuse_order = h->order, .segments = h->segments};
+  /* Nothing completes while the host waits, so holding it back would only take time. */
+  esper_config config = {.allowance = ESPER_ALLOWANCE_OFF, .segments = h->segments};
   esper_status status = esper_core_create(stalled_driver_functions(s->driver), &config, &s->core);
   if (status != ESPER_OK)
     return fail(s, SIZE_MAX, status, "making a core");
@@ -513,8 +513,7 @@ static PyObject *run(const history *h)
 }
 
 const char esper_py_replay_doc[] =
-    "replay(operations, *, start, slots, streams, uses, pools, order, segments,\n"
-    "       device)\n"
+    "replay(operations, *, start, slots, streams, uses, pools, segments, device)\n"
     "--\n\n"
     "Runs a history through a fresh core and returns a dict: operations,\n"
     "nanoseconds (for all together), device_calls, peak_allocated,\n"
@@ -523,23 +522,22 @@ const char esper_py_replay_doc[] =
     "operations: packed \"=IIIIQ\" each: kind (0 alloc, 1 free, 2 free while used,\n"
     "3 that use ends), slot, stream or use, pool, bytes. The first `start` ones\n"
     "build the state at the start and are not counted. slots, streams, uses: how\n"
-    "many there are. pools: their ids, pairs of numbers. order: \"gate\",\n"
-    "\"grow\" or \"auto\". segments: \"classic\" or \"mapped\". device: \"sim\" or\n"
-    "\"cuda\".\n\n"
+    "many there are. pools: their ids, pairs of numbers. segments: \"classic\" or\n"
+    "\"mapped\". device: \"sim\" or \"cuda\".\n\n"
     "Raises ValueError for impossible operations, and RuntimeError\n"
     "(message, status, index of the operation or None) if one failed.";
 
 PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
 {
   (void)self;
-  static char *names[] = {"operations", "start", "slots",    "streams", "uses",
-                          "pools",      "order", "segments", "device",  NULL};
+  static char *names[] = {"operations", "start",    "slots",  "streams", "uses",
+                          "pools",      "segments", "device", NULL};
   Py_buffer view;
   Py_ssize_t start, slots, streams, uses;
   PyObject *pools;
-  const char *order, *segments, *device;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$nnnnOsss:replay", names, &view, &start, &slots,
-                                   &streams, &uses, &pools, &order, &segments, &device))
+  const char *segments, *device;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$nnnnOss:replay", names, &view, &start, &slots,
+                                   &streams, &uses, &pools, &segments, &device))
     return NULL;
 
   PyObject *answer = NULL;
@@ -549,9 +547,6 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
                .slots = (size_t)slots,
                .streams = (size_t)streams,
                .uses = (size_t)uses,
-               .order = !strcmp(order, "grow")   ? ESPER_REUSE_GROW
-                        : !strcmp(order, "gate") ? ESPER_REUSE_GATE
-                                                 : ESPER_REUSE_AUTO,
                .segments =
                    !strcmp(segments, "mapped") ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC,
                .on_cuda = !strcmp(device, "cuda")};
@@ -561,9 +556,6 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
       streams < 0 || uses < 0 || slots > UINT32_MAX || streams > UINT32_MAX || uses > UINT32_MAX)
     PyErr_SetString(PyExc_ValueError,
                     "replay: start, slots, streams or uses is negative or too large");
-  else if (strcmp(order, "gate") && strcmp(order, "grow") && strcmp(order, "auto"))
-    PyErr_Format(PyExc_ValueError, "replay: order must be 'auto', 'gate' or 'grow', not '%s'",
-                 order);
   else if (strcmp(segments, "classic") && strcmp(segments, "mapped"))
     PyErr_Format(PyExc_ValueError, "replay: segments must be 'classic' or 'mapped', not '%s'",
                  segments);

@@ -1,7 +1,5 @@
 #include "report.h"
 
-#include <stdlib.h>
-
 #include "../esper_alloc.h"
 #include "../instance.h"
 
@@ -47,58 +45,18 @@ static int list_take(PyObject *list, PyObject *value)
   return failed ? -1 : 0;
 }
 
-/* ---- gates ------------------------------------------------------------- */
-
-const char esper_py_gates_doc[] =
-    "gates(device, /)\n--\n\n"
-    "The gates that may still be waiting, oldest first, as dicts with the members of\n"
-    "struct esper_gate_entry in esper_report.h. Streams are handles. RuntimeError: there is\n"
-    "no CUDA.";
-
-static PyObject *gate_dict(const esper_gate_entry *gate)
-{
-  return Py_BuildValue("{s:i,s:N,s:i,s:N,s:K,s:K,s:L}", "device", gate->device, "waiting",
-                       address_of(gate->waiting), "stream_device", gate->stream_device, "stream",
-                       address_of(gate->stream), "number", (unsigned long long)gate->number, "size",
-                       (unsigned long long)gate->size, "issued_us", (long long)gate->issued_us);
-}
-
-PyObject *esper_py_gates(PyObject *module, PyObject *argument)
-{
-  (void)module;
-  int device;
-  esper_core *core = core_with_device(argument, &device);
-  if (!core)
-    return NULL;
-  esper_gate_entry *gates = NULL;
-  size_t count = 0;
-  esper_status status;
-  Py_BEGIN_ALLOW_THREADS status = esper_gates_copy(core, device, &gates, &count);
-  Py_END_ALLOW_THREADS if (status != ESPER_OK) return raise_last_error(status);
-  PyObject *list = PyList_New(0);
-  for (size_t i = 0; list && i < count; i++)
-    if (list_take(list, gate_dict(&gates[i])) < 0)
-      Py_CLEAR(list);
-  free(gates);
-  return list;
-}
-
-/* ---- pending uses ------------------------------------------------------ */
-
 const char esper_py_pending_doc[] =
     "pending(device, /)\n--\n\n"
     "The blocks that owe uses, as dicts: address, size, live, stream (a handle) and\n"
-    "uses, a list of dicts: stream_device, stream, number, no_gate, at_free, until_free,\n"
-    "held.\n"
+    "uses, a list of dicts: stream_device, stream, number, until_free, held.\n"
     "RuntimeError: there is no CUDA.";
 
 static PyObject *use_dict(const esper_use_entry *use)
 {
 #define KIND(flag) (use->kind & (flag) ? Py_True : Py_False)
-  return Py_BuildValue("{s:i,s:N,s:K,s:O,s:O,s:O,s:O}", "stream_device", use->device, "stream",
+  return Py_BuildValue("{s:i,s:N,s:K,s:O,s:O}", "stream_device", use->device, "stream",
                        address_of(use->stream), "number", (unsigned long long)use->number,
-                       "no_gate", KIND(ESPER_ENTRY_NO_GATE), "at_free", KIND(ESPER_ENTRY_AT_FREE),
-                       "until_free", KIND(ESPER_ENTRY_UNTIL_FREE), "held", KIND(ESPER_ENTRY_HELD));
+                       "until_free", KIND(ESPER_ENTRY_AT_FREE), "held", KIND(ESPER_ENTRY_HELD));
 #undef KIND
 }
 

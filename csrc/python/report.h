@@ -1,11 +1,8 @@
-/* report.h: what a program that hangs may be waiting for, as Python objects. */
+/* report.h: what freed memory still waits for, as Python objects. */
 #ifndef ESPER_PYTHON_REPORT_H
 #define ESPER_PYTHON_REPORT_H
 
 #include <Python.h>
-
-PyObject *esper_py_gates(PyObject *module, PyObject *device);
-extern const char esper_py_gates_doc[];
 
 PyObject *esper_py_pending(PyObject *module, PyObject *device);
 extern const char esper_py_pending_doc[];

@@ -277,10 +277,9 @@ PASS(page_import, (void *self, int device, const esper_page_name *name, uint64_t
 PASS(stream_id, (void *self, int device, void *stream, uint64_t *id), device, stream, id)
 PASS(stream_capture, (void *self, int device, void *stream, uint64_t *capture), device, stream,
      capture)
-PASS(capture_point, (void *self, int device, void *stream, uint64_t capture, void **node), device,
-     stream, capture, node)
-PASS(capture_depend, (void *self, int device, void *stream, uint64_t capture, void *node), device,
-     stream, capture, node)
+PASS(capture_tails,
+     (void *self, int device, void *stream, uint64_t capture, void **tails, size_t *count), device,
+     stream, capture, tails, count)
 PASS(capture_before,
      (void *self, int device, void *stream, uint64_t capture, void *node, void **before,
       size_t *count),
@@ -323,8 +322,7 @@ stalled_driver *stalled_driver_create(const esper_driver *below)
       .page_import = stalled_page_import,
       .stream_id = stalled_stream_id,
       .stream_capture = stalled_stream_capture,
-      .capture_point = stalled_capture_point,
-      .capture_depend = stalled_capture_depend,
+      .capture_tails = stalled_capture_tails,
       .capture_before = stalled_capture_before,
       .stream_create = stalled_stream_create,
       .stream_destroy = stalled_stream_destroy,

@@ -8,6 +8,16 @@
 namespace esper
 {
 
+// Whether there is an interpreter, and it is not finalizing.
+inline bool python_is_there()
+{
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
+#else
+  return Py_IsInitialized() != 0 && _Py_IsFinalizing() == 0;
+#endif
+}
+
 // Whether the calling thread holds the GIL. PyGILState_Check() answers yes for ever once the
 // process has made a subinterpreter. Python must be there.
 inline bool holds_gil()
@@ -23,13 +33,13 @@ inline bool holds_gil()
 }
 
 // Releases the GIL if the caller holds it; calls from a capture do not. What the call waits for may
-// need another Python thread.
+// need another Python thread. It is kept while the interpreter finalizes: then no other gets it.
 class WithoutGil
 {
 public:
   WithoutGil()
   {
-    if (Py_IsInitialized() != 0 && holds_gil()) {
+    if (python_is_there() && holds_gil()) {
       released_.emplace();
     }
   }

@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "gil.h"
 #include "the_core.h"
 
 namespace esper
@@ -49,16 +50,6 @@ Thread &thread()
     (void)owner;
   }
   return *current;
-}
-
-// Frames cannot be gathered while the interpreter finalizes.
-bool python_is_there()
-{
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
-#else
-  return Py_IsInitialized() != 0 && _Py_IsFinalizing() == 0;
-#endif
 }
 
 // ---- what is kept ----------------------------------------------------------

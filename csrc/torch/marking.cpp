@@ -1,11 +1,13 @@
 #include "marking.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/core/impl/PyInterpreter.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <mutex>
 #include <unordered_map>
@@ -79,95 +81,78 @@ void mark_foreign(const at::Tensor &tensor, const End &end)
   tensor.record_stream(stream.unwrap());
 }
 
-template <class Blocks>
-void tell_watcher(const Blocks &blocks, const End &end, bool until_free)
+unsigned flags_of(bool until_free)
 {
-  const MarkWatcher *watcher = mark_watcher();
-  if (C10_LIKELY(watcher == nullptr)) {
-    return;
-  }
-  for (const auto &block : blocks) {
-    if (end.event) {
-      watcher->marked_by_event(block.ptr, *end.event);
-    } else {
-      watcher->marked(block.ptr, stream_for(end, block.device), until_free);
-    }
-  }
+  return until_free ? unsigned{ESPER_USE_UNTIL_FREE} : 0u;
 }
 
-template <class Blocks>
-void tell_watcher_of_held(const Blocks &blocks)
+template <class Pointers>
+void tell(const MarkWatcher &watcher, const Pointers &marked, const End &end,
+          c10::DeviceIndex device)
 {
-  if (const MarkWatcher *watcher = mark_watcher()) {
-    for (const auto &block : blocks) {
-      watcher->held(block.ptr);
+  for (const void *ptr : marked) {
+    if (end.event) {
+      watcher.marked_by_event(ptr, *end.event);
+    } else {
+      watcher.marked(ptr, stream_for(end, device), end.until_free);
     }
   }
 }
 
 } // namespace
 
-// Uses one event for all blocks that share a stream.
-void Memory::mark_blocks(const Blocks &blocks, const End &end, unsigned flags)
+bool autograd_may_read()
 {
-  if (blocks.empty()) {
-    return;
-  }
-  esper_core *made = core();
-  c10::SmallVector<const void *, 8> group;
-  // Without a stream, each device's current stream is meant.
-  const bool split = !end.stream && !end.event;
-  c10::SmallVector<bool, 8> done(blocks.size(), false);
-  for (size_t first = 0; first < blocks.size(); ++first) {
-    if (done[first]) {
-      continue;
-    }
-    const c10::DeviceIndex device = blocks[first].device;
-    group.clear();
-    for (size_t i = first; i < blocks.size(); ++i) {
-      if (!done[i] && (!split || blocks[i].device == device)) {
-        group.push_back(blocks[i].ptr);
-        done[i] = true;
-      }
-    }
-    const esper_status status =
-        end.event ? capi().record_use_event(made, group.data(), group.size(), end.event->handle,
-                                            end.event->device, flags, nullptr)
-                  : capi().record_use(made, group.data(), group.size(),
-                                      to_esper(stream_for(end, device)), flags, nullptr);
-    check(status, "record_use");
-  }
-  tell_watcher(blocks, end, (flags & ESPER_USE_UNTIL_FREE) != 0);
+  return at::GradMode::is_enabled() || torch::autograd::get_current_graph_task_id() != -1;
 }
 
-void Memory::mark_until_free(const Blocks &blocks, const End &end, unsigned flags)
+const void *plain_memory(const at::Tensor &tensor)
 {
-  // An event does not tell its stream, which is where backward reads.
-  const bool unknown = end.event && !end.stream;
-  if (!unknown && end.gate_early) {
-    End at_free = end;
-    at_free.event.reset();
-    mark_blocks(blocks, at_free, flags | ESPER_USE_UNTIL_FREE);
-    return;
+  const auto *impl = tensor.unsafeGetTensorImpl();
+  if (!impl->has_storage()) {
+    return nullptr; // sparse, or a wrapper
   }
-  for (const Block &block : blocks) {
-    const esper_status status =
-        unknown ? capi().free_after_all(core(), const_cast<void *>(block.ptr))
-                : capi().record_stream(core(), block.ptr, to_esper(stream_for(end, block.device)));
-    check(status, "record_use of a tensor that autograd may have saved");
-  }
-  if (unknown) {
-    tell_watcher_of_held(blocks);
-  } else {
-    tell_watcher(blocks, {end.stream, std::nullopt}, true);
+  c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  const c10::DataPtr &data = storage->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &delete_memory ? data.get() : nullptr;
+}
+
+void mark_plain_memory(const void *memory, CUDAStream stream, bool until_free)
+{
+  check(capi().record_use(core(), &memory, 1, to_esper(stream), flags_of(until_free), nullptr),
+        "record_use");
+  if (const MarkWatcher *watcher = mark_watcher()) {
+    watcher->marked(memory, stream, until_free);
   }
 }
 
+// Blocks that share a stream share one event.
 void Memory::mark(const End &end) const
 {
-  const unsigned flags = end.gate ? 0u : unsigned{ESPER_USE_NO_GATE};
-  mark_blocks(precise_, end, flags);
-  mark_until_free(until_free_, end, flags);
+  const MarkWatcher *watcher = mark_watcher();
+  c10::SmallVector<const void *, 8> group;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const c10::DeviceIndex device = blocks_[i].device;
+    group.push_back(blocks_[i].ptr);
+    const bool is_last = i + 1 == blocks_.size();
+    // Without a stream, each device's current stream is meant.
+    if (!is_last && (end.stream || end.event || blocks_[i + 1].device == device)) {
+      continue;
+    }
+    if (end.event) {
+      check(capi().record_use_event(core(), group.data(), group.size(), end.event->handle,
+                                    end.event->device, nullptr),
+            "record_use");
+    } else {
+      check(capi().record_use(core(), group.data(), group.size(), to_esper(stream_for(end, device)),
+                              flags_of(end.until_free), nullptr),
+            "record_use");
+    }
+    if (watcher != nullptr) {
+      tell(*watcher, group, end, device);
+    }
+    group.clear();
+  }
   for (const at::Tensor &tensor : foreign_) {
     mark_foreign(tensor, end);
   }
@@ -175,12 +160,13 @@ void Memory::mark(const End &end) const
 
 void Memory::hold_for_all_streams() const
 {
-  for (const Blocks *blocks : {&precise_, &until_free_}) {
-    for (const Block &block : *blocks) {
-      check(capi().free_after_all(core(), const_cast<void *>(block.ptr)),
-            "record_use until the free");
+  const MarkWatcher *watcher = mark_watcher();
+  for (const Block &block : blocks_) {
+    check(capi().free_after_all(core(), const_cast<void *>(block.ptr)),
+          "record_use until the free");
+    if (watcher != nullptr) {
+      watcher->held(block.ptr);
     }
-    tell_watcher_of_held(*blocks);
   }
   for (const at::Tensor &tensor : foreign_) {
     // Its allocator knows only streams, and the stream is unknown, so the use is made to end here.
@@ -192,22 +178,20 @@ void Memory::hold_for_all_streams() const
   }
 }
 
-bool Memory::add(const at::Tensor &tensor, bool until_free)
+bool Memory::add(const at::Tensor &tensor)
 {
   const c10::Device device = tensor.device();
   if (device.is_cpu() || device.is_meta()) {
     return true;
   }
   switch (tensor.layout()) {
-  case at::kSparse: return add(tensor._indices(), until_free) && add(tensor._values(), until_free);
+  case at::kSparse: return add(tensor._indices()) && add(tensor._values());
   case at::kSparseCsr:
   case at::kSparseBsr:
-    return add(tensor.crow_indices(), until_free) && add(tensor.col_indices(), until_free) &&
-           add(tensor.values(), until_free);
+    return add(tensor.crow_indices()) && add(tensor.col_indices()) && add(tensor.values());
   case at::kSparseCsc:
   case at::kSparseBsc:
-    return add(tensor.ccol_indices(), until_free) && add(tensor.row_indices(), until_free) &&
-           add(tensor.values(), until_free);
+    return add(tensor.ccol_indices()) && add(tensor.row_indices()) && add(tensor.values());
   default: break;
   }
   if (C10_UNLIKELY(!device.is_cuda())) {
@@ -227,8 +211,7 @@ bool Memory::add(const at::Tensor &tensor, bool until_free)
     foreign_.push_back(tensor);
     return true;
   }
-  auto &blocks = until_free ? until_free_ : precise_;
-  blocks.push_back({data.get(), device.index()});
+  blocks_.push_back({data.get(), device.index()});
   return true;
 }
 

@@ -15,30 +15,37 @@ namespace esper
 struct End {
   // None: the current stream of each tensor's device.
   std::optional<c10::cuda::CUDAStream> stream;
-  // If given, the use ends with this event. `stream` is then only for memory that an event cannot
-  // protect: that of other allocators, and of saved tensors.
+  // If given, the use ends with this event. `stream` is then only for memory of other allocators.
   std::optional<RecordedEvent> event;
-  bool gate = true;
-  // False: uses until the free are gated on only when memory cannot grow, as by record_stream,
-  // because the caller said nothing of other work of the stream.
-  bool gate_early = true;
+  // The use lasts until the free. Not with an event.
+  bool until_free = false;
 };
+
+// Whether backward may read later what this thread marks now: in grad mode autograd may have saved
+// it, and in backward, where grad mode is off, a node that runs later may have.
+bool autograd_may_read();
 
 // The core that may own memory with an unknown deleter: this one, or the one under torch's
 // CUDAPluggableAllocator. Null: PyTorch does not use esper_alloc.
 esper_core *core_that_serves();
 
+// The memory of a tensor of a CUDA device that comes from this allocator. Null: there is none, or
+// Memory has to look for it.
+const void *plain_memory(const at::Tensor &tensor);
+// Marks that memory. To be called without the GIL.
+void mark_plain_memory(const void *memory, c10::cuda::CUDAStream stream, bool until_free);
+
 // The memory behind CUDA tensors: found first, then marked.
 class Memory
 {
 public:
-  // `until_free`: backward may read the memory, so the use lasts until the free. False: `tensor` is
-  // on another kind of device. CPU and meta tensors are accepted and need nothing.
-  bool add(const at::Tensor &tensor, bool until_free);
+  // False: `tensor` is on another kind of device. CPU and meta tensors are accepted and need
+  // nothing.
+  bool add(const at::Tensor &tensor);
 
   bool empty() const
   {
-    return precise_.empty() && until_free_.empty() && foreign_.empty();
+    return blocks_.empty() && foreign_.empty();
   }
 
   // To be called without the GIL. May be called again for another end.
@@ -53,13 +60,8 @@ private:
     const void *ptr;
     c10::DeviceIndex device;
   };
-  using Blocks = c10::SmallVector<Block, 8>;
 
-  static void mark_blocks(const Blocks &blocks, const End &end, unsigned flags);
-  static void mark_until_free(const Blocks &blocks, const End &end, unsigned flags);
-
-  Blocks precise_;
-  Blocks until_free_;
+  c10::SmallVector<Block, 8> blocks_;
   c10::SmallVector<at::Tensor, 1> foreign_; // CUDA memory of other allocators
 };
 

@@ -25,7 +25,6 @@
 #include <torch/library.h>
 
 #include "marking.h"
-#include "saving.h"
 #include "scope.h"
 
 namespace esper
@@ -43,26 +42,24 @@ std::optional<CUDAStream> stream_of(int64_t id, int64_t device)
   return CUDAStream::unpack3(id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA);
 }
 
-Memory memory_of(at::TensorList tensors, bool until_free)
+Memory memory_of(at::TensorList tensors)
 {
-  // Code that autograd calls may call a compiled function that was traced without grad mode.
-  const MaySave may_save = until_free || in_backward() ? MaySave::everything() : MaySave::itself();
   Memory memory;
   for (const at::Tensor &tensor : tensors) {
-    memory.add(tensor, may_save(&tensor));
+    memory.add(tensor);
   }
   return memory;
 }
 
-void mark(at::TensorList tensors, const std::optional<CUDAStream> &stream, bool gate,
-          bool until_free)
+void mark(at::TensorList tensors, const std::optional<CUDAStream> &stream, bool until_free)
 {
-  const Memory memory = memory_of(tensors, until_free);
+  const Memory memory = memory_of(tensors);
   if (memory.empty()) {
     return;
   }
   End end;
-  end.gate = gate;
+  // The graph may have been traced without grad mode, and run in it or in backward.
+  end.until_free = until_free || autograd_may_read();
   memory.mark(end);
   if (stream) {
     end.stream = stream;
@@ -70,14 +67,14 @@ void mark(at::TensorList tensors, const std::optional<CUDAStream> &stream, bool 
   }
 }
 
-void record_use(at::TensorList tensors, int64_t stream, int64_t device, bool gate, bool until_free)
+void record_use(at::TensorList tensors, int64_t stream, int64_t device, bool until_free)
 {
-  mark(tensors, stream_of(stream, device), gate, until_free);
+  mark(tensors, stream_of(stream, device), until_free);
 }
 
 void hold(at::TensorList tensors)
 {
-  const Memory memory = memory_of(tensors, true);
+  const Memory memory = memory_of(tensors);
   if (!memory.empty()) {
     memory.hold_for_all_streams();
   }
@@ -96,25 +93,25 @@ void leave_scope(at::TensorList tensors, int64_t stream, int64_t device, bool un
   if (left) {
     wait_for(*left, c10::cuda::getCurrentCUDAStream(left->device_index()));
   }
-  mark(tensors, left, true, until_free);
+  mark(tensors, left, until_free);
 }
 
 void take(at::TensorList tensors, int64_t stream, int64_t device)
 {
   enter_scope(tensors, stream, device);
-  const Memory memory = memory_of(tensors, true);
+  const Memory memory = memory_of(tensors);
   if (!memory.empty()) {
     End end;
-    end.gate_early = false;
+    end.until_free = true;
     memory.mark(end);
   }
 }
 
 // The same with `after`, which only the compiler looks at.
 void record_use_after(at::TensorList tensors, at::TensorList /*after*/, int64_t stream,
-                      int64_t device, bool gate, bool until_free)
+                      int64_t device, bool until_free)
 {
-  record_use(tensors, stream, device, gate, until_free);
+  record_use(tensors, stream, device, until_free);
 }
 void leave_scope_after(at::TensorList tensors, at::TensorList /*after*/, int64_t stream,
                        int64_t device, bool until_free)
@@ -164,14 +161,13 @@ TORCH_LIBRARY(esper_alloc, m)
 {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
 #define WHERE "int stream, int device"
-#define MARK WHERE ", bool gate, bool until_free) -> ()"
-#define LEAVE WHERE ", bool until_free) -> ()"
+#define MARK WHERE ", bool until_free) -> ()"
   m.def("record_use(Tensor[] tensors, " MARK, tags);
   m.def("record_use.ordered(Tensor[] tensors, Tensor[] after, " MARK, tags);
   m.def("record_use.pinned(Tensor(a!)[] tensors, Tensor[] after, " MARK);
-  m.def("leave_scope(Tensor[] tensors, " LEAVE, tags);
-  m.def("leave_scope.ordered(Tensor[] tensors, Tensor[] after, " LEAVE, tags);
-  m.def("leave_scope.pinned(Tensor(a!)[] tensors, Tensor[] after, " LEAVE);
+  m.def("leave_scope(Tensor[] tensors, " MARK, tags);
+  m.def("leave_scope.ordered(Tensor[] tensors, Tensor[] after, " MARK, tags);
+  m.def("leave_scope.pinned(Tensor(a!)[] tensors, Tensor[] after, " MARK);
   m.def("enter_scope(Tensor[] tensors, " WHERE ") -> ()", tags);
   m.def("enter_scope.pinned(Tensor(a!)[] tensors, " WHERE ") -> ()");
   m.def("take(Tensor[] tensors, " WHERE ") -> ()", tags);
@@ -179,7 +175,6 @@ TORCH_LIBRARY(esper_alloc, m)
   m.def("hold(Tensor[] tensors) -> ()", tags);
   m.def("hold.pinned(Tensor(a!)[] tensors) -> ()");
   m.def("in_memory(Tensor tensor) -> Tensor", tags);
-#undef LEAVE
 #undef MARK
 #undef WHERE
 }
@@ -205,9 +200,9 @@ TORCH_LIBRARY_IMPL(esper_alloc, Meta, m)
 {
   using at::TensorList;
   using esper::nothing;
-  m.impl("record_use", nothing<int64_t, int64_t, bool, bool>);
-  m.impl("record_use.ordered", nothing<TensorList, int64_t, int64_t, bool, bool>);
-  m.impl("record_use.pinned", nothing<TensorList, int64_t, int64_t, bool, bool>);
+  m.impl("record_use", nothing<int64_t, int64_t, bool>);
+  m.impl("record_use.ordered", nothing<TensorList, int64_t, int64_t, bool>);
+  m.impl("record_use.pinned", nothing<TensorList, int64_t, int64_t, bool>);
   m.impl("leave_scope", nothing<int64_t, int64_t, bool>);
   m.impl("leave_scope.ordered", nothing<TensorList, int64_t, int64_t, bool>);
   m.impl("leave_scope.pinned", nothing<TensorList, int64_t, int64_t, bool>);

@@ -14,6 +14,7 @@
 
 #include "core_api.h"
 #include "current.h"
+#include "gil.h"
 #include "out_of_memory.h"
 
 namespace esper
@@ -55,6 +56,14 @@ void warn(void * /*context*/, const char *text)
     TORCH_WARN("esper_alloc: ", text);
   } catch (const std::exception &) {
   }
+}
+
+// How the core waits while the host is held back. The caller may be any thread, with the GIL or
+// without.
+void wait_without_gil(void (*wait)(void *argument), void *argument)
+{
+  const WithoutGil released;
+  wait(argument);
 }
 
 // Whether the user ever set these. PyTorch's parsed values do not distinguish
@@ -143,6 +152,7 @@ void apply_options(esper_core *core)
                                : 0.0;
   config.free_memory = free_registered_memory;
   config.free_memory_context = nullptr;
+  config.while_waiting = wait_without_gil;
   config.warn = warn;
   config.warn_context = nullptr;
   config.captures_are_announced =

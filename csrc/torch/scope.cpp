@@ -1,6 +1,5 @@
 #include "scope.h"
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/Exceptions.h>
@@ -69,16 +68,13 @@ CUDAStream cuda_stream(PyObject *object)
 struct Before {
   c10::DeviceIndex device;
   CUDAStream stream; // the current stream of the entered stream's device
-  // How many autograd nodes this thread had made.
-  uint64_t nodes;
 };
 
 PyObject *to_python(const Before &before)
 {
-  return Py_BuildValue("(iLiK)", static_cast<int>(before.device),
+  return Py_BuildValue("(iLi)", static_cast<int>(before.device),
                        static_cast<long long>(before.stream.id()),
-                       static_cast<int>(before.stream.device_index()),
-                       static_cast<unsigned long long>(before.nodes));
+                       static_cast<int>(before.stream.device_index()));
 }
 
 Before from_python(PyObject *state)
@@ -86,14 +82,12 @@ Before from_python(PyObject *state)
   int device = 0;
   int stream_device = 0;
   long long stream_id = 0;
-  unsigned long long nodes = 0;
-  if (!PyArg_ParseTuple(state, "iLiK", &device, &stream_id, &stream_device, &nodes)) {
+  if (!PyArg_ParseTuple(state, "iLi", &device, &stream_id, &stream_device)) {
     throw python_error();
   }
   return {static_cast<c10::DeviceIndex>(device),
           CUDAStream::unpack3(stream_id, static_cast<c10::DeviceIndex>(stream_device),
-                              c10::DeviceType::CUDA),
-          nodes};
+                              c10::DeviceType::CUDA)};
 }
 
 void restore(const Before &before)
@@ -135,8 +129,7 @@ PyObject *enter_stream(PyObject * /*module*/, PyObject *stream)
   const CUDAStream entered = cuda_stream(stream);
   const c10::DeviceIndex device = c10::cuda::current_device();
   const CUDAStream from = c10::cuda::getCurrentCUDAStream(device);
-  const Before before{device, c10::cuda::getCurrentCUDAStream(entered.device_index()),
-                      at::sequence_number::peek()};
+  const Before before{device, c10::cuda::getCurrentCUDAStream(entered.device_index())};
   {
     pybind11::gil_scoped_release no_gil;
     // When the device changes, the tensors may come from either stream.
@@ -156,9 +149,9 @@ PyObject *leave_stream(PyObject * /*module*/, PyObject *const *args, Py_ssize_t 
   const Before before = from_python(args[2]);
   End end;
   end.stream = cuda_stream(args[1]);
-  const bool is_recorded = at::sequence_number::peek() != before.nodes;
+  end.until_free = autograd_may_read();
   try {
-    Gathering found(is_recorded ? MaySave::everything() : MaySave::itself());
+    Gathering found;
     gather(found, args[0]);
     PythonEnd python_end;
     python_end.stream = args[1];
@@ -181,8 +174,8 @@ PyObject *hand_over(PyObject * /*module*/, PyObject *const *args, Py_ssize_t cou
   here.stream = c10::cuda::getCurrentCUDAStream();
   // Tensors of another device are read there, on that device's current stream.
   there.stream = c10::cuda::getCurrentCUDAStream(from.device_index());
-  here.gate_early = there.gate_early = false;
-  Gathering found(MaySave::everything());
+  here.until_free = there.until_free = true;
+  Gathering found;
   gather(found, args[0]);
   {
     pybind11::gil_scoped_release no_gil;
@@ -195,24 +188,6 @@ PyObject *hand_over(PyObject * /*module*/, PyObject *const *args, Py_ssize_t cou
   found.mark(here, PythonEnd{});
   if (*there.stream != *here.stream) {
     found.mark(there, PythonEnd{});
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-PyObject *set_stream_traits(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
-{
-  HANDLE_TH_ERRORS
-  check_arguments("set_stream_traits", count, 2);
-  const CUDAStream stream = cuda_stream(args[0]);
-  const int rendezvous = PyObject_IsTrue(args[1]);
-  if (rendezvous < 0) {
-    throw python_error();
-  }
-  if (esper_core *serving = core_that_serves()) {
-    check(capi().stream_set_traits(serving, to_esper(stream),
-                                   rendezvous ? unsigned{ESPER_TRAIT_RENDEZVOUS} : 0u),
-          "setting the traits of a stream");
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

@@ -1,4 +1,4 @@
-// Python functions for the steps of `with esper_alloc.using(...)`, and for a stream's traits.
+// Python functions for the steps of `with esper_alloc.using(...)`, and for captures.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -20,9 +20,6 @@ PyObject *leave_stream(PyObject *module, PyObject *const *args, Py_ssize_t count
 // hand_over(tensors, stream): makes the current stream wait for `stream`, and protects `tensors` on
 // the current stream until they are freed.
 PyObject *hand_over(PyObject *module, PyObject *const *args, Py_ssize_t count);
-
-// set_stream_traits(stream, rendezvous).
-PyObject *set_stream_traits(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 // announce_capture(device, begins) -> bool: a capture begins or has ended. False: the allocator
 // does not serve PyTorch, or not in this forked child, so nothing was noted.

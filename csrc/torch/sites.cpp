@@ -156,15 +156,6 @@ uint32_t number_of(Book &b, const Frames &frames)
   return number;
 }
 
-bool python_is_there()
-{
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
-#else
-  return Py_IsInitialized() != 0 && _Py_IsFinalizing() == 0;
-#endif
-}
-
 // The last operators that may have made a backward node.
 struct Forward {
   std::atomic<uint64_t> node{0};

@@ -111,12 +111,9 @@ const char *name_of(unsigned kind)
     return "held";
   }
   if (kind & ESPER_ENTRY_AT_FREE) {
-    return "record_stream";
-  }
-  if (kind & ESPER_ENTRY_UNTIL_FREE) {
     return "until_free";
   }
-  return kind & ESPER_ENTRY_NO_GATE ? "no_gate" : "record_use";
+  return "record_use";
 }
 
 // PyTorch's structure has no field for a block's uses, so each becomes an annotation, which other
@@ -146,6 +143,20 @@ AnnotationEntry describe_tag(const esper_segment_entry &segment)
   to.recordUserMetadata("address", std::to_string(segment.address));
   to.recordUserMetadata("tag", segment.tag);
   to.recordUserMetadata("asleep_size", std::to_string(segment.asleep));
+  return to;
+}
+
+// What PyTorch's structure of settings has no field for.
+AnnotationEntry describe_allowance()
+{
+  esper_config config;
+  capi().get_config(core(), &config);
+  AnnotationEntry to(0, c10::approx_time_t{});
+  to.time_.t_ = microseconds_since_1970();
+  to.recordUserMetadata("name", "esper_alloc.allowance");
+  to.recordUserMetadata("stage", config.allowance == ESPER_ALLOWANCE_OFF
+                                     ? "off"
+                                     : std::to_string(config.allowance));
   return to;
 }
 
@@ -194,7 +205,7 @@ native::SnapshotInfo take_snapshot(c10::MempoolId_t pool, bool include_traces)
   }
   const CoreSnapshot picture(every_device);
   std::vector<size_t> active(static_cast<size_t>(devices), 0);
-  std::vector<AnnotationEntry> more;
+  std::vector<AnnotationEntry> more{describe_allowance()};
   for (const esper_segment_entry &segment : picture) {
     if (!every_pool && pool != c10::MempoolId_t{segment.pool[0], segment.pool[1]}) {
       continue;

@@ -12,10 +12,11 @@ from ..replay import plot
 from ..replay.recorded import Recorded
 from ..replay.replay import (
     DEVICES,
-    POLICIES,
+    SEGMENTS,
     Recording,
     Replayed,
     ReplayError,
+    Segments,
     fragmentation,
     load_recordings,
     replay,
@@ -33,7 +34,7 @@ def as_json(recording: Recording, replayed: Replayed) -> dict[str, Any]:
     return {
         "file": recording.history.path,
         "device": recording.history.device,
-        "policy": replayed.policy,
+        "segments": replayed.kind,
         "recorded": {
             "peak_allocated": recorded.peak_allocated,
             "peak_active": recorded.peak_active,
@@ -87,7 +88,7 @@ def _rows(recording: Recording, runs: Sequence[Replayed]) -> Iterator[Sequence[s
     for run in runs:
         calls = sum(run.device_calls.values())
         time_each = f"{run.ns_per_operation:,.0f}"
-        yield f"replayed {run.policy}", *_peak_cells(run), time_each, f"{calls:,}"
+        yield f"replayed {run.kind}", *_peak_cells(run), time_each, f"{calls:,}"
     yield ("native's blocks", _mib(native.allocated), _mib(native.active), "", "", "", "", "")
 
 
@@ -110,11 +111,9 @@ def as_table(
         lines.append(("  " + "  ".join(cells)).rstrip())
     for run in runs if verbose else ():
         calls = ", ".join(f"{name} {count:,}" for name, count in sorted(run.device_calls.items()))
-        lines.append(f"  device calls of {run.policy}: {calls or 'none'}")
+        lines.append(f"  device calls of {run.kind}: {calls or 'none'}")
     if len(runs) > 1:
-        lines.append(
-            "  Compare peak reserved. Reuse orders (auto, gate, grow) rarely differ in a recording."
-        )
+        lines.append("  Compare peak reserved.")
     return "\n".join(lines)
 
 
@@ -141,12 +140,11 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("files", metavar="FILE", nargs="+", help="a snapshot")
     parser.add_argument(
-        "--policy",
+        "--segments",
         action="append",
-        choices=(*POLICIES, "all"),
-        help=f"the reuse order and the kind of segments, as `run --reuse` and `run --segments` "
-        f"have them; may be repeated "
-        f"(default: {POLICIES[0]})",
+        choices=(*SEGMENTS, "all"),
+        help="the kind of segments, as `run --segments` has it; may be repeated "
+        f"(default: {SEGMENTS[0]})",
     )
     parser.add_argument(
         "--device",
@@ -165,10 +163,10 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _chosen(policies: Sequence[str] | None) -> list[str]:
-    if not policies:
-        return [POLICIES[0]]
-    return list(POLICIES) if "all" in policies else list(dict.fromkeys(policies))
+def _chosen(asked: Sequence[str] | None) -> list[Segments]:
+    if not asked:
+        return [SEGMENTS[0]]
+    return [kind for kind in SEGMENTS if kind in asked or "all" in asked]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -179,16 +177,16 @@ def run(args: argparse.Namespace) -> int:
         recordings = _load(args.files)
     except (PlotError, SnapshotError) as error:
         return _complain(error, 2)
-    policies = _chosen(args.policy)
+    kinds = _chosen(args.segments)
     results: list[tuple[Recording, list[Replayed]]] = []
-    progress = Progress(len(recordings) * len(policies))
+    progress = Progress(len(recordings) * len(kinds))
     try:
         for recording in recordings:
             runs = []
-            for policy in policies:
+            for kind in kinds:
                 history = recording.history
-                progress.begin(f"replaying {history.path}, device {history.device}, {policy}")
-                runs.append(replay(recording, policy, args.device))
+                progress.begin(f"replaying {history.path}, device {history.device}, {kind}")
+                runs.append(replay(recording, kind, args.device))
                 progress.end()
             results.append((recording, runs))
             if not args.json:

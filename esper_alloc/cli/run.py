@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..installation.pytorch import difference
-from ..torch_allocator.choices import ALL, REUSE, SEGMENTS, USES, Choice
+from ..torch_allocator.choices import ALL, ALLOWANCE, SEGMENTS, USES, Choice
 from .diagnosis.facts import Facts, gather_shim
 from .program import add_program, program_of
 
@@ -46,15 +46,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "1: esper_alloc cannot work with this PyTorch; nothing was run. 2: wrong usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="%(prog)s [--reuse ORDER] [--segments KIND] [--uses HOW] (SCRIPT | -m MODULE) "
-        "[ARGS...]",
+        usage="%(prog)s [--allowance SIZE|off] [--segments KIND] [--uses HOW] "
+        "(SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
-        "--reuse",
-        choices=REUSE.names,
-        help="what to do when no free memory is ready: get more memory (grow), let the stream "
-        "wait on the GPU for memory that others still use (gate), or get more up to a small "
-        "allowance and then wait (auto, the default); the same as ESPER_ALLOC_REUSE",
+        "--allowance",
+        metavar="SIZE|off",
+        type=size,
+        help="how much of a stream's free memory may wait for other streams' work before the "
+        f"host is held back, so that memory need not grow (default: {ALLOWANCE.default}): bytes, a "
+        "size such as 128MiB, 1 GiB or 512M, or off; the same as ESPER_ALLOC_ALLOWANCE",
     )
     parser.add_argument(
         "--segments",
@@ -72,6 +73,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_program(parser, "file, directory or zip file; - for stdin")
     parser.set_defaults(run=run)
+
+
+def size(text: str) -> str:
+    """The type of --allowance."""
+    if not ALLOWANCE.accepts(text):
+        raise argparse.ArgumentTypeError(f"{text!r} {ALLOWANCE.refusal} {ALLOWANCE.choices}")
+    return text
 
 
 def interpreter_options(orig_argv: Sequence[str], argv: Sequence[str]) -> list[str]:
@@ -109,9 +117,9 @@ def child_environment(
     elif startup not in inherited.split(os.pathsep):
         child["PYTHONPATH"] = startup + os.pathsep + inherited
     child["ESPER_ALLOC"] = "1"
-    for choice, name in chosen.items():
-        if name is not None:
-            child[choice.variable] = name
+    for choice, value in chosen.items():
+        if value is not None:
+            child[choice.variable] = value
     return child
 
 
@@ -163,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
         return 2
     environment = child_environment(
-        os.environ, {REUSE: args.reuse, SEGMENTS: args.segments, USES: args.uses}
+        os.environ, {ALLOWANCE: args.allowance, SEGMENTS: args.segments, USES: args.uses}
     )
     try:
         for choice in ALL:

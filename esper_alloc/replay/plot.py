@@ -69,7 +69,7 @@ def _row(recording: Recording, runs: Sequence[Replayed]) -> Row:
     panels = [_panel("recorded", times, recorded.usage, recorded)]
     at_operations = [times[entry] for entry in recording.operations.entries]
     for run in runs:
-        panels.append(_panel(f"replayed, {run.policy}", at_operations, run.usage, run))
+        panels.append(_panel(f"replayed, {run.kind}", at_operations, run.usage, run))
     name = os.path.basename(history.path)
     return Row(f"{name}, device {history.device}", unit, panels)
 

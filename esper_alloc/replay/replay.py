@@ -23,17 +23,8 @@ from .snapshot import load_snapshot
 Device = Literal["sim", "cuda"]
 DEVICES: tuple[Device, ...] = ("sim", "cuda")
 
-# The reuse order and the kind of segments.
-_Policy = tuple[Literal["auto", "gate", "grow"], Literal["classic", "mapped"]]
-_POLICIES: dict[str, _Policy] = {
-    "auto/mapped": ("auto", "mapped"),
-    "gate/mapped": ("gate", "mapped"),
-    "grow/mapped": ("grow", "mapped"),
-    "auto/classic": ("auto", "classic"),
-    "gate/classic": ("gate", "classic"),
-    "grow/classic": ("grow", "classic"),
-}
-POLICIES = tuple(_POLICIES)
+Segments = Literal["mapped", "classic"]
+SEGMENTS: tuple[Segments, ...] = ("mapped", "classic")
 
 
 class ReplayError(Exception):
@@ -52,9 +43,9 @@ class Recording:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One recording under one policy. Bytes; device_calls by function."""
+    """One recording with one kind of segments. Bytes; device_calls by function."""
 
-    policy: str
+    kind: Segments
     peak_allocated: int
     peak_active: int
     peak_reserved: int
@@ -86,10 +77,10 @@ def load_recordings(
     return recordings
 
 
-def replay(recording: Recording, policy: str = POLICIES[0], device: Device = "sim") -> Replayed:
-    """Runs the recording through a fresh core. Raises ReplayError."""
+def replay(recording: Recording, kind: Segments = "mapped", device: Device = "sim") -> Replayed:
+    """Runs the recording through a fresh core, whose segments are of this kind. Raises
+    ReplayError."""
     operations, history = recording.operations, recording.history
-    order, segments = _POLICIES[policy]
     try:
         ran = _core.replay(
             operations.packed,
@@ -98,8 +89,7 @@ def replay(recording: Recording, policy: str = POLICIES[0], device: Device = "si
             streams=operations.streams,
             uses=operations.uses,
             pools=operations.pools,
-            order=order,
-            segments=segments,
+            segments=kind,
             device=device,
         )
     except RuntimeError as error:
@@ -107,11 +97,11 @@ def replay(recording: Recording, policy: str = POLICIES[0], device: Device = "si
         entry = operations.entry_of(operation)
         where = "" if entry is None else f", entry {entry}"
         raise ReplayError(
-            f"{history.path}: device {history.device}{where}: {policy} on {device}: {message}"
+            f"{history.path}: device {history.device}{where}: {kind} on {device}: {message}"
         ) from None
     curve = array("q", ran["curve"])
     return Replayed(
-        policy=policy,
+        kind=kind,
         peak_allocated=ran["peak_allocated"],
         peak_active=ran["peak_active"],
         peak_reserved=ran["peak_reserved"],

@@ -1,5 +1,6 @@
 """Snapshots: reading the files that ``torch.cuda.memory._dump_snapshot`` writes,
-and attaching pending uses to their blocks and tags to their segments (:func:`with_uses`).
+and attaching pending uses to their blocks, tags to their segments and the allowance to the
+settings (:func:`with_uses`).
 
 A snapshot is a pickle, plain or gzip-compressed, and a pickle may ask to run
 anything. Nothing of that kind is admitted here, twice over: the bytes are
@@ -28,6 +29,8 @@ _CHUNK_BYTES = 1 << 20
 _USE = "esper_alloc.use"
 #: And of one that stands for a segment's tag, and how much of it sleeps.
 _TAG = "esper_alloc.tag"
+#: And of the one that stands for the allowance, among the settings.
+_ALLOWANCE = "esper_alloc.allowance"
 
 NO_TRACE_REMEDY = (
     "call torch.cuda.memory._record_memory_history() before the job and _dump_snapshot() after it"
@@ -74,10 +77,12 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
     some has a key ``uses``, a list of dicts: ``stream`` (its handle), ``device`` (the
     stream's), ``number`` (of the stream's event that ends the use; ``held``: the first
     event number that would end it; 0: there is none) and ``kind``:
-    ``record_use``, ``until_free``, ``no_gate``, ``record_stream``, ``held``, or ``captured``.
+    ``record_use``, ``until_free`` (a mark that lasts until the free, or ``record_stream``),
+    ``held``, or ``captured``.
     Each segment with a tag, or with memory that sleeps, has the keys ``tag`` (``""``: none) and
     ``asleep_size``, the bytes of it that are not on the device. Its ``total_size`` contains them.
-    Viewers that do not know the key pass over it.
+    Its ``allocator_settings`` have the key ``esper_alloc_allowance``: bytes, or None if the host is
+    never held back. Viewers that do not know a key pass over it.
 
     Args:
         snapshot: of ``torch.cuda.memory._snapshot()``; it is not changed, and
@@ -85,6 +90,7 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
     """
     uses: dict[int, list[dict[str, Any]]] = {}
     tags: dict[int, dict[str, Any]] = {}
+    settings = dict(snapshot.get("allocator_settings", {}))
     others = []
     for entry in snapshot.get("external_annotations", ()):
         if entry.get("name") == _USE:
@@ -101,10 +107,14 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
                 "tag": entry["tag"],
                 "asleep_size": int(entry["asleep_size"]),
             }
+        elif entry.get("name") == _ALLOWANCE:
+            allowance = entry["stage"]
+            settings["esper_alloc_allowance"] = None if allowance == "off" else int(allowance)
         else:
             others.append(entry)
     return {
         **snapshot,
+        "allocator_settings": settings,
         "segments": [
             {**_segment_with(segment, uses), **tags.get(segment["address"], {})}
             for segment in snapshot["segments"]

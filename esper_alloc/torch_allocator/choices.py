@@ -1,56 +1,111 @@
-"""What a user chooses by name: as an argument of ``enable()``, an option of ``run`` or a
-variable of the environment."""
+"""What a user chooses: as an argument of ``enable()``, an option of ``run`` or a variable of the
+environment."""
 
 from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
+
+from .sizes import parse_size
 
 
-class Choice(NamedTuple):
-    """One thing to choose."""
+@dataclass(frozen=True)
+class Choice(ABC):
+    """One thing to choose. What is chosen is a string, as the variable has it."""
 
     argument: str
     variable: str
-    names: tuple[str, ...]  # the first is the default
-    refusal: str  # what is said of any other name, before the names
+    default: str
+    refusal: str  # what is said of anything else, before the choices
 
-    def check(self, name: Any, source: str) -> None:
-        """Raises ValueError unless it is one of the names; `source` says who gave it."""
-        if name not in self.names:
-            *others, last = self.names
-            names = f"{', '.join(others)} or {last}"
-            raise ValueError(f"{source} {self.refusal} {names}")
+    @property
+    @abstractmethod
+    def choices(self) -> str:
+        """What there is to choose, in words."""
 
-    def given(self, argument: str | None) -> str | None:
-        """The name that the argument gives, after a check. None: it gives none."""
-        if argument is not None:
-            self.check(argument, f"{self.argument}={argument!r}")
-        return argument
+    @abstractmethod
+    def accepts(self, value: str) -> bool:
+        """Whether it is one of the choices."""
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two accepted values mean the same."""
+        return one == other
+
+    def given(self, argument: Any) -> str:
+        """What an argument chooses. Raises ValueError."""
+        if not isinstance(argument, str):
+            raise self._refusal(f"{self.argument}={argument!r}")
+        return self._checked(argument, f"{self.argument}={argument!r}")
 
     def in_environment(self, environment: Mapping[str, str] = os.environ) -> str:
-        """The name that the variable gives, after a check, or the default."""
-        value = environment.get(self.variable) or self.names[0]
-        self.check(value, f"{self.variable}={value}")
+        """What the variable chooses, or the default. Raises ValueError."""
+        value = environment.get(self.variable) or self.default
+        return self._checked(value, f"{self.variable}={value}")
+
+    def _checked(self, value: str, source: str) -> str:
+        if not self.accepts(value):
+            raise self._refusal(source)
         return value
 
+    def _refusal(self, source: str) -> ValueError:
+        return ValueError(f"{source} {self.refusal} {self.choices}")
 
-REUSE = Choice("reuse", "ESPER_ALLOC_REUSE", ("auto", "gate", "grow"), "is not a reuse order: use")
-SEGMENTS = Choice(
+
+@dataclass(frozen=True)
+class Name(Choice):
+    """A name out of a list."""
+
+    others: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.default, *self.others)
+
+    @property
+    def choices(self) -> str:
+        *others, last = self.names
+        return f"{', '.join(others)} or {last}"
+
+    def accepts(self, value: str) -> bool:
+        return value in self.names
+
+
+@dataclass(frozen=True)
+class Size(Choice):
+    """Bytes, or off."""
+
+    @property
+    def choices(self) -> str:
+        return "bytes, a size such as 128MiB, 1 GiB or 512M, or off"
+
+    def accepts(self, value: str) -> bool:
+        return value == "off" or parse_size(value) is not None
+
+    def same(self, one: str, other: str) -> bool:
+        return parse_size(one) == parse_size(other)  # None: off
+
+    def given(self, argument: Any) -> str:
+        if argument is None:
+            return "off"
+        if isinstance(argument, int) and not isinstance(argument, bool):
+            return self._checked(str(argument), f"{self.argument}={argument}")
+        return super().given(argument)
+
+
+ALLOWANCE = Size("allowance", "ESPER_ALLOC_ALLOWANCE", "128MiB", "is not a size: use")
+SEGMENTS = Name(
     "segments",
     "ESPER_ALLOC_SEGMENTS",
-    ("auto", "mapped", "classic"),
+    "auto",
     "is not a kind of segments: use",
+    ("mapped", "classic"),
 )
-USES = Choice(
-    "uses",
-    "ESPER_ALLOC_USES",
-    ("marked", "automatic"),
-    "is not a kind of uses: use",
-)
-ALL = (REUSE, SEGMENTS, USES)
+USES = Name("uses", "ESPER_ALLOC_USES", "marked", "is not a kind of uses: use", ("automatic",))
+ALL: tuple[Choice, ...] = (ALLOWANCE, SEGMENTS, USES)
 
 
 def segments_asked_for(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:

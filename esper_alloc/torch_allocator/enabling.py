@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import warnings
-from types import ModuleType
+from types import EllipsisType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..installation.callers import user_stacklevel
@@ -21,7 +21,7 @@ from ..installation.pytorch import (
     untyped,
 )
 from . import automatic_uses
-from .choices import ALL, REUSE, SEGMENTS, USES, segments_asked_for
+from .choices import ALL, ALLOWANCE, SEGMENTS, USES, Choice, segments_asked_for
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
@@ -137,7 +137,7 @@ def _is_pluggable() -> bool:
 def enable(
     *,
     uses: Literal["marked", "automatic"] | None = None,
-    reuse: Literal["auto", "gate", "grow"] | None = None,
+    allowance: int | str | EllipsisType | None = ...,
     segments: Literal["auto", "mapped", "classic"] | None = None,
 ) -> None:
     """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process. It works
@@ -148,9 +148,11 @@ def enable(
             the program says so, by ``record_use``, ``using`` or ``record_stream``.
             ``"automatic"``: every operator of PyTorch's is seen too, so that nothing has
             to be marked (docs/automatic.md). May be changed by a later call.
-        reuse: what malloc does when no free memory is ready. ``"auto"``: it gets more up to
-            a small allowance, and then makes the stream wait on the GPU for memory that
-            others still use. ``"gate"``: it makes the stream wait. ``"grow"``: it gets more.
+        allowance: how much of a stream's free memory may wait for other streams' work before
+            the host is held back, so that memory need not grow (docs/memory.md). Bytes, or a
+            string: bytes, or a number with the unit K, M, G or T, with or without ``iB`` and a
+            space, such as ``"128MiB"``, ``"1 GiB"`` or ``"512M"``. 0: the host is held back
+            whenever more than two blocks wait. None or ``"off"``: it never is.
         segments: where memory comes from. ``"mapped"``: pages at reserved addresses.
             ``"classic"``: one allocation of the driver for each segment. ``"auto"``: mapped
             where the driver supports it, else classic.
@@ -158,31 +160,36 @@ def enable(
     If the installed parts were not built for this torch, :func:`pluggable_allocator` serves
     it, and a warning says so.
 
-    An argument that is None is taken from the environment (``ESPER_ALLOC_USES``,
-    ``ESPER_ALLOC_REUSE``, ``ESPER_ALLOC_SEGMENTS``). The defaults are ``"marked"``,
-    ``"auto"`` and ``"auto"``. Arguments that are given become part of the environment, so
+    An argument that is left out is taken from the environment (``ESPER_ALLOC_USES``,
+    ``ESPER_ALLOC_ALLOWANCE``, ``ESPER_ALLOC_SEGMENTS``). The defaults are ``"marked"``,
+    ``"128MiB"`` and ``"auto"``. Arguments that are given become part of the environment, so
     that child processes have them too. So does ``NCCL_P2P_DIRECT_DISABLE=1``, if segments
     may be mapped and the variable is not set (docs/limits.md).
 
     Raises:
-        ValueError: there is no such choice; or an environment variable, or an option of
-            PyTorch, has an unknown value; or PyTorch's option ``expandable_segments`` asks for
-            other segments than the argument. The message names it.
+        ValueError: there is no such choice, or it is not a size; or an environment variable, or
+            an option of PyTorch, has an unknown value; or PyTorch's option
+            ``expandable_segments`` asks for other segments than the argument. The message names
+            it.
         RuntimeError: CUDA is initialised already; or esper_alloc is enabled with another
-            reuse order or kind of segments, or through :func:`pluggable_allocator`, which
+            allowance or kind of segments, or through :func:`pluggable_allocator`, which
             cannot have automatic uses.
         UnavailableError: esper_alloc cannot serve this torch, or not with automatic uses; or
             PyTorch was started with ``backend:cudaMallocAsync``.
 
     After an error nothing has changed.
     """
-    chosen = {REUSE: REUSE.given(reuse), SEGMENTS: SEGMENTS.given(segments)}
-    _check_options(chosen[SEGMENTS])
-    given_uses = USES.given(uses)
+    chosen: dict[Choice, str] = {}
+    if allowance is not ...:
+        chosen[ALLOWANCE] = ALLOWANCE.given(allowance)
+    if segments is not None:
+        chosen[SEGMENTS] = SEGMENTS.given(segments)
+    _check_options(chosen.get(SEGMENTS))
+    given_uses = None if uses is None else USES.given(uses)
     wanted_uses = given_uses or USES.in_environment()
     if is_enabled():
-        for choice, name in chosen.items():
-            if name is not None and name != choice.in_environment():
+        for choice, value in chosen.items():
+            if not choice.same(value, choice.in_environment()):
                 raise RuntimeError(
                     f"esper_alloc is enabled already, with {choice.argument}="
                     f"{choice.in_environment()!r}: give {choice.argument} to the first "
@@ -197,9 +204,9 @@ def enable(
             return
     else:
         _swap(wanted_uses == "automatic")
-    for choice, name in (*chosen.items(), (USES, given_uses)):
-        if name is not None:
-            os.environ[choice.variable] = name
+    if given_uses is not None:
+        chosen[USES] = given_uses
+    os.environ.update({choice.variable: value for choice, value in chosen.items()})
     if segments_asked_for()[0] != "classic":
         # NCCL would let the GPUs of one process reach into each other's tensors. But pages are open
         # to another GPU only after PyTorch has asked for it, and NCCL does not ask PyTorch.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..installation.pytorch import untyped
-from . import lasting_marks
 from .devices import device_index
 from .enabling import is_enabled
 from .sleep import tag_stats
@@ -21,16 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["memory_stats", "report"]
 
 
-def memory_stats(device: torch.device | str | int | None = None) -> dict[str, int]:
-    """Figures of uses and gates on a device; None: the current device.
+def memory_stats(device: torch.device | str | int | None = None) -> dict[str, float]:
+    """Figures of uses on a device; None: the current device.
 
     Uses of freed memory that have completed are not counted any more. Since the
     process began:
 
-    - ``gates_issued``: waits that were put on streams, so that memory could be
-      reused earlier;
-    - ``gates_skipped``: waits that were not needed, because the stream waited
-      for that point or a later one already;
+    - ``held_back``: how often the host was held back, so that memory need not grow;
+    - ``held_back_seconds``: how long in all;
+    - ``held_back_in_vain``: how often it gave up, because nothing on the device completed;
     - ``loans``: blocks that were handed out on another stream than their own;
     - ``events_created``: events that were created; in a steady loop this does not grow;
     - ``pages_moved``: pages that moved from where they were free to where memory
@@ -41,11 +39,14 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
     - ``captured_frees``: frees of memory from outside that was marked in a capture; replays
       may still read it;
     - ``marks_exact``: marks whose use ends at the mark;
-    - ``marks_until_free``: marks whose use lasts until the free, because others could reach the
-      memory. Calls of ``record_stream`` are not counted.
+    - ``marks_until_free``: marks whose use lasts until the free, those by ``record_stream``
+      among them.
 
     At this moment:
 
+    - ``allowance``: bytes of a stream's free memory that may wait for other streams' work before
+      the host is held back; more than was asked for, if that left streams idle; 0: the host is
+      never held back;
     - ``uses_pending``: uses that may not be over; those of live memory are counted until the
       memory's next mark, even if they have completed;
     - ``bytes_pending``: bytes that were freed while a use of them was not over;
@@ -58,45 +59,50 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, in
       peak since peaks were reset;
     - ``metadata_bytes``: host memory that the allocator uses for itself.
 
-    All are 0 while PyTorch does not run on esper_alloc, or has not used CUDA. Then `device` is not
-    looked at.
+    All but the seconds are integers. All are 0 while PyTorch does not run on esper_alloc, or has
+    not used CUDA. Then `device` is not looked at.
 
     Raises:
         ValueError: this process has no such CUDA device.
         TypeError: `device` is neither index, name nor torch.device.
     """
     if not _is_running():
-        return dict.fromkeys(_core.COUNTERS, 0)
-    return _core.counters(device_index(device))
+        return _in_seconds(dict.fromkeys(_core.COUNTERS, 0))
+    return _in_seconds(_core.counters(device_index(device)))
+
+
+def _in_seconds(counters: dict[str, int]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name, value in counters.items():
+        if name.endswith("_us"):
+            figures[f"{name.removesuffix('_us')}_seconds"] = value / 1e6
+        else:
+            figures[name] = value
+    return figures
 
 
 def report() -> str:
-    """The waits that the allocator added to streams, as text.
+    """What the allocator waits for, as text.
 
-    For a program that hangs: if a gate is the reason, it is listed here, with the
-    two streams and its age. Waits for nothing and uses no stream, so it may
+    For a program that is slow or hangs. Waits for nothing and uses no stream, so it may
     be called from any thread, or from a Python signal handler::
 
         signal.signal(signal.SIGUSR1, lambda *_: print(esper_alloc.report()))
 
-    It has three lists for each device: the gates that may still be waiting; the freed blocks
-    for whose uses no event could be recorded, which can be reused once the uses' streams are
-    seen again or their devices have been synchronised; and the uses that no stream is made to
-    wait for (``gate=False``, or on a stream with the trait ``rendezvous``). While memory sleeps,
-    the report also lists its tags. After :func:`warn_about_marks` it lists the lines whose marks
-    last until the free. Streams are named by their handles, as in ``stream.cuda_stream``. Sizes of
-    blocks are in bytes.
+    It says for each device how often and how long the host was held back, how often in vain, and
+    what the allowance is. It lists the freed blocks for whose uses no event could be recorded,
+    which can be reused once the uses' streams are seen again or their devices have been
+    synchronised. While memory sleeps, the report also lists its tags. Streams are named
+    by their handles, as in ``stream.cuda_stream``.
     """
     if not _is_running():
         return "esper_alloc: PyTorch does not run on it, or has not used CUDA yet\n"
-    now = time.time()
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
     lines = [f"esper_alloc: report of process {os.getpid()}, {when}"]
     for device in range(untyped(sys.modules["torch"]).cuda.device_count()):
-        lines += _of_device(device, _core.gates(device), _core.pending(device), now)
+        lines += _of_device(device, _in_seconds(_core.counters(device)), _core.pending(device))
         if "esper_alloc._torch" in sys.modules:  # without it nothing sleeps
             lines += _asleep(tag_stats(device))
-    lines += lasting_marks.lines()
     return "\n".join(lines) + "\n"
 
 
@@ -107,31 +113,21 @@ def _is_running() -> bool:
 # The report's lines
 
 
-def _of_device(device: int, gates: list[Any], blocks: list[Any], now: float) -> Iterator[str]:
+def _of_device(device: int, figures: dict[str, float], blocks: list[Any]) -> Iterator[str]:
     held = [(b, u) for b in blocks if not b["live"] for u in b["uses"] if u["held"]]
-    ungated = [(b, u) for b in blocks for u in b["uses"] if u["no_gate"] and not u["held"]]
-    yield (
-        f"device {device}: {_count(len(gates), 'gate')} pending, "
-        f"{_count(len({b['address'] for b, _ in held}), 'block')} held, "
-        f"{_count(len(ungated), 'use')} without gate"
-    )
-    if gates:
-        yield "  gates, oldest first:"
-    for gate in gates:
-        seconds = max(0.0, now - gate["issued_us"] / 1e6)
-        yield (
-            f"    {_stream(gate['waiting'], gate['device'])} waits for "
-            f"{_stream(gate['stream'], gate['stream_device'])}, event "
-            f"{gate['number']}, since {seconds:.3f} s, for a block of "
-            f"{_size(gate['size'])}"
+    times = int(figures["held_back"])
+    back = "the host was never held back"
+    if times:
+        back = (
+            f"the host was held back {_count(times, 'time')}, "
+            f"{figures['held_back_seconds']:.3f} s in all, "
+            f"{figures['held_back_in_vain']} of them in vain"
         )
+    allowance = _size(int(figures["allowance"])) if figures["allowance"] else "off"
+    yield f"device {device}: {back}; allowance {allowance}"
     if held:
         yield "  held until its stream is seen again, or its device has been synchronised:"
     for block, use in held:
-        yield _of_use(block, use)
-    if ungated:
-        yield "  uses that nobody is made to wait for:"
-    for block, use in ungated:
         yield _of_use(block, use)
 
 
@@ -148,12 +144,10 @@ def _asleep(tags: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def _of_use(block: Any, use: Any) -> str:
-    state = "live" if block["live"] else "freed"
-    by = ", by record_stream" if use["at_free"] else ", until its free" if use["until_free"] else ""
-    event = f", event {use['number']}" if use["number"] and not use["held"] else ""
+    by = ", until its free" if use["until_free"] else ""
     return (
-        f"    block {block['address']:#x} of {_size(block['size'])}, {state}, used on "
-        f"{_stream(use['stream'], use['stream_device'])}{event}{by}"
+        f"    block {block['address']:#x} of {_size(block['size'])}, used on "
+        f"{_stream(use['stream'], use['stream_device'])}{by}"
     )
 
 

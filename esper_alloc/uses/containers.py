@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
-from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from ..installation.callers import user_stacklevel
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
 
 def children(value: Any) -> tuple[Any, ...] | None:
     """What a container other than list and tuple holds; None for a leaf."""
-    if type(value) in _OWNERS and isinstance(value, dict):
-        return tuple(dict.values(value))  # its own, whatever attribute `values` an instance has
     if isinstance(value, Mapping):
         return tuple(value.values())
     if isinstance(value, (str, bytes, bytearray, memoryview, range)):
@@ -30,34 +26,6 @@ def children(value: Any) -> tuple[Any, ...] | None:
         return tuple(getattr(value, field.name, None) for field in dataclasses.fields(value))
     return None
 
-
-def holds_children(value: Any) -> bool:
-    """Whether nothing but the container itself holds what `children` lists."""
-    if type(value) in _OWNERS:
-        return True
-    if isinstance(value, (type, Mapping, Set, Sequence)) or not dataclasses.is_dataclass(value):
-        return False
-    kind = type(value)
-    if kind.__getattribute__ is not object.__getattribute__:
-        return False
-    attributes: dict[str, Any] = getattr(value, "__dict__", {})
-    for name in (field.name for field in dataclasses.fields(value)):
-        slot = getattr(kind, name, None)
-        held = attributes.get(name, value)
-        if isinstance(slot, MemberDescriptorType):
-            if slot.__name__ != name:  # another field's slot, too
-                return False
-            try:
-                held = slot.__get__(value)
-            except AttributeError:  # an empty slot: what __getattr__ gives is held elsewhere
-                return False
-        if held is not getattr(value, name, None):
-            return False
-    held_by_nobody: dict[str, Any] = {}
-    return sys.getrefcount(attributes) <= sys.getrefcount(held_by_nobody) + 1
-
-
-_OWNERS = (dict, defaultdict, OrderedDict, Counter, set, frozenset, deque)
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, bytearray, type)
 _PLAIN_PACKAGES = frozenset(("builtins", "datetime", "decimal", "enum", "numpy", "pathlib"))

@@ -11,13 +11,14 @@ def is_cpu_stream(stream: Any) -> bool:
     return type(stream).__module__.startswith("torch.cpu")
 
 
-def check_stream(stream: Any, wanted: str = "a torch.cuda.Stream or None") -> None:
+def check_stream(stream: Any) -> None:
     if stream is None or is_cpu_stream(stream):
         return
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(stream, torch.Stream):
         hint = ": wrap a handle in torch.cuda.ExternalStream" if isinstance(stream, int) else ""
-        raise TypeError(f"stream must be {wanted}, not {type(stream).__name__}{hint}")
+        found = type(stream).__name__
+        raise TypeError(f"stream must be a torch.cuda.Stream or None, not {found}{hint}")
 
 
 def check_event(event: Any) -> None:

@@ -13,8 +13,8 @@ _NAME = "record_use"
 
 
 def install_tensor_method() -> None:
-    """Gives ``torch.Tensor`` a method ``record_use(stream=None, *, event=None,
-    gate=True)``, which is :func:`esper_alloc.record_use` of that tensor.
+    """Gives ``torch.Tensor`` a method ``record_use(stream=None, *, event=None)``,
+    which is :func:`esper_alloc.record_use` of that tensor.
 
     PyTorch's own class is changed, for every user of it in the process, which
     is why nothing but this call does it. Calling it again changes nothing;
@@ -67,8 +67,8 @@ def _make_method(tensor: Any) -> Any:
     if use._compiled is not None:
         return use._compiled.make_tensor_method(tensor)
 
-    def record_use(self: Any, stream: Any = None, *, event: Any = None, gate: bool = True) -> None:
-        use.record_use(self, stream, event=event, gate=gate)
+    def record_use(self: Any, stream: Any = None, *, event: Any = None) -> None:
+        use.record_use(self, stream, event=event)
 
     record_use.__doc__ = use.record_use.__doc__
     return record_use

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence, Set, ValuesView
 from typing import Any
 
 from . import containers
-from .streams import checked_bool
 
 #: Kinds of devices whose tensors are marked.
 _MARKED = ("cuda",)
@@ -23,7 +22,7 @@ OPERATORS = ("record_use", "hold", "enter_scope", "leave_scope", "take")
 # The calls, on tensors of CUDA devices that were found already
 
 
-def mark(tensors: list[Any], stream: Any, event: Any, gate: bool, until_free: bool) -> None:
+def mark(tensors: list[Any], stream: Any, event: Any, until_free: bool) -> None:
     """Marks by operator. An event cannot stand in a graph: instead of it, the
     memory is held, after its free, until its device has done all it had then.
     """
@@ -33,32 +32,27 @@ def mark(tensors: list[Any], stream: Any, event: Any, gate: bool, until_free: bo
     if event is not None:
         operators.hold.default(tensors)
     elif stream is None:
-        operators.record_use.default(tensors, 0, -1, gate, until_free)
+        operators.record_use.default(tensors, 0, -1, until_free)
     else:
-        operators.record_use.default(
-            tensors, stream.stream_id, stream.device_index, gate, until_free
-        )
+        operators.record_use.default(tensors, stream.stream_id, stream.device_index, until_free)
 
 
 # What Dynamo traces in place of the functions of use.py and streams.py. Python that Dynamo
 # understands: no compiled function, no sys.modules, no generator.
 
 
-def record_use(tensors: Any, stream: Any = None, *, event: Any = None, gate: bool = True) -> None:
+def record_use(tensors: Any, stream: Any = None, *, event: Any = None) -> None:
     import torch
 
     # (Dynamo cannot be asked of what type an event is.)
-    gate = checked_bool("gate", gate)  # a comparison of sizes becomes a constant of the graph
-    # Nobody's references can be counted here: in grad mode any tensor may have been saved
-    # for backward.
-    _mark_found(tensors, stream, event, gate, torch.is_grad_enabled())
+    _mark_found(tensors, stream, event, torch.is_grad_enabled())
 
 
 def touch(tensors: Any, stream: Any = None) -> None:
-    _mark_found(tensors, stream, None, True, True)
+    _mark_found(tensors, stream, None, True)
 
 
-def _mark_found(tensors: Any, stream: Any, event: Any, gate: bool, until_free: bool) -> None:
+def _mark_found(tensors: Any, stream: Any, event: Any, until_free: bool) -> None:
     import torch
 
     _fix_stream(stream)
@@ -69,7 +63,7 @@ def _mark_found(tensors: Any, stream: Any, event: Any, gate: bool, until_free: b
         )
     if len(found) != 0:
         stream = stream if isinstance(stream, torch.Stream) else None
-        mark(found, stream, event, gate, until_free)
+        mark(found, stream, event, until_free)
 
 
 def _fix_stream(stream: Any) -> None:
@@ -219,8 +213,9 @@ def _check_no_stream(value: Any) -> bool:
     return True
 
 
-def check_stream(stream: Any, wanted: str = "a torch.cuda.Stream or None") -> None:
+def check_stream(stream: Any) -> None:
     import torch
 
     if stream is not None and not isinstance(stream, (torch.Stream, torch.cpu.Stream)):
-        raise TypeError(f"stream must be {wanted}, not {type(stream).__name__}")
+        found = type(stream).__name__
+        raise TypeError(f"stream must be a torch.cuda.Stream or None, not {found}")

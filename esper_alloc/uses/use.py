@@ -1,8 +1,8 @@
 """Marking the end of use: :func:`record_use` and the scoped :class:`using`.
 
 Lifetime is not order: a mark keeps memory from being reused too early, it does
-not make the marked stream wait for whoever produced the data. :class:`using`
-does both.
+not make the marked stream wait for the stream that produced the data.
+:class:`using` does both.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..installation.files import library_path
 from ..installation.pytorch import UnavailableError, load_shim, untyped
-from ..torch_allocator import lasting_marks
 from ..torch_allocator.enabling import is_current, pluggable_allocator
 from . import teaching, tracing
 from .containers import check_scope, find_tensors
-from .streams import check_event, check_stream, checked_bool, is_cpu_stream
+from .streams import check_event, check_stream, is_cpu_stream
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +60,6 @@ def record_use(
     stream: torch.Stream | None = None,
     *,
     event: torch.Event | torch.cuda.Event | None = None,
-    gate: bool = True,
 ) -> None:
     """Marks the end of use of `tensors` on `stream`, now.
 
@@ -75,15 +73,14 @@ def record_use(
     Marks accumulate, one for each stream. On the stream that a tensor was
     allocated on a mark does nothing: that stream's order protects the memory.
 
-    In grad mode a tensor may have been saved for backward, which reads it on
-    the same stream later. So a mark of memory that anybody but the caller can
-    reach lasts until the memory is freed. Otherwise it is exact, and ends here.
-    Marks of a view whose base nobody else holds are exact, and so are those of all
-    views of a buffer in one call. Under ``torch.no_grad()`` every mark is, even if
-    an earlier operation saved the tensor, except in backward, in the ``forward`` of
-    a custom function and while hooks of saved tensors are set: there marks are as in
-    grad mode. docs/uses.md has the whole table.
-    ``warn_about_marks()`` names the lines whose marks last until the free.
+    Where grad mode is off, as under ``torch.no_grad()`` and in inference mode,
+    the use ends at the call. In grad mode, and in backward, it lasts until the
+    memory is freed: autograd may have saved the tensor, and backward reads it
+    on the same stream later. With `event` it always ends at the event.
+
+    In the ``forward`` of a custom autograd function PyTorch turns grad mode off.
+    Mark a tensor that is saved there for backward again in ``backward``, or mark
+    it with ``record_stream``.
 
     Args:
         tensors: a tensor, or lists, tuples, dicts, sets and dataclasses of
@@ -93,15 +90,6 @@ def record_use(
             stream of each tensor's device.
         event: an event that was recorded right after the last use, in place
             of one that this call would record on `stream`.
-        gate: False if the work on `stream` waits for something that is not
-            enqueued yet (a send whose peer answers later, a kernel that spins
-            on a flag): the memory is then reused when the GPU has passed the
-            mark, and no other stream is ever made to wait for it. True says that
-            the work completes by itself: up to the mark, and up to the free for memory
-            that others can reach. If `stream` gets other work before the free, which
-            waits for something that is enqueued later on a stream that wants this
-            memory, both streams wait for ever. Then pass False, or give `stream` the
-            trait ``rendezvous``.
 
     In a compiled function, and wherever else PyTorch traces, the call becomes an
     operator; docs/uses.md says what is different there.
@@ -112,22 +100,15 @@ def record_use(
 
     Raises:
         TypeError: `tensors` is neither tensor nor container, `stream` is no stream,
-            `event` no event, or `gate` is not a bool.
+            or `event` no event.
         ValueError: `event` was never recorded.
     """
     check_stream(stream)
     if event is not None:
         check_event(event)
-    gate = checked_bool("gate", gate)
     if is_cpu_stream(stream):
         stream = None
-    found: list[torch.Tensor] = []
-    find_tensors(tensors, found)
-    for tensor in found:
-        if tensor.device.type == "cuda":
-            _mark_cuda(tensor, stream, event, gate)
-        else:
-            _record_stream(tensor, stream)
+    _mark(tensors, stream, event)
 
 
 if _compiled is not None and not TYPE_CHECKING:
@@ -177,13 +158,9 @@ class using:
 
     Entering makes `stream` wait for the current stream and makes it current.
     Leaving, exceptions included, marks `tensors` as :func:`record_use` does
-    and restores the stream. Scopes nest, and one object can be entered again, by
-    the thread that made it: another thread needs one of its own.
-
-    If autograd recorded an operation inside the scope, it may have saved the
-    tensors for backward. Then they are protected until they are freed. So they are
-    in the ``forward`` of a custom function, and without grad mode while hooks of saved
-    tensors are set.
+    and restores the stream: where grad mode is off, the use ends there, else it
+    lasts until the memory is freed. Scopes nest, and one object can be entered
+    again, by the thread that made it: another thread needs one of its own.
 
     What is made inside belongs to `stream`: to use it elsewhere, :meth:`take`
     it.
@@ -284,7 +261,7 @@ class _EnteredCompiled(_Entered):
     def is_current(self) -> bool:
         torch = untyped(sys.modules["torch"])
         current = torch.cuda.current_stream(self._stream.device)
-        _, outer_id, outer_device, _ = self._state
+        _, outer_id, outer_device = self._state
         outer = outer_id, outer_device
         return current == self._stream and outer != (current.stream_id, current.device_index)
 
@@ -292,7 +269,7 @@ class _EnteredCompiled(_Entered):
 class _EnteredGeneric(_Entered):
     """For devices other than CUDA, and for a torch without the shim."""
 
-    __slots__ = ("_context", "_grad", "_stream")
+    __slots__ = ("_context", "_stream")
 
     def __init__(self, stream: torch.Stream) -> None:
         import torch
@@ -305,12 +282,7 @@ class _EnteredGeneric(_Entered):
 
     def leave(self, tensors: tuple[Any, ...]) -> None:
         try:
-            # Until the free: nodes cannot be counted from here.
-            found: list[torch.Tensor] = []
-            for value in tensors:
-                find_tensors(value, found)
-            for tensor in found:
-                _record_stream(tensor, self._stream)
+            _mark(tensors, self._stream)
         finally:
             self._context.__exit__(None, None, None)
 
@@ -349,7 +321,6 @@ def mark_others(
     tensors: list[torch.Tensor],
     stream: torch.Stream | None,
     event: torch.Event | torch.cuda.Event | None,
-    gate: bool,
     until_free: bool,
 ) -> None:
     """Marks tensors that PyTorch has to see, and those of other devices.
@@ -361,7 +332,7 @@ def mark_others(
     for tensor in tensors:
         try:
             if tensor.device.type == "cuda":
-                tracing.mark([tensor], stream, event, gate, until_free)
+                tracing.mark([tensor], stream, event, until_free)
             else:
                 _record_stream(tensor, stream)
         except (NotImplementedError, TypeError):
@@ -384,11 +355,24 @@ def _record_stream_if_known(
 # Marking without the shim
 
 
+def _mark(
+    tensors: Any,
+    stream: torch.Stream | None,
+    event: torch.Event | torch.cuda.Event | None = None,
+) -> None:
+    found: list[torch.Tensor] = []
+    find_tensors(tensors, found)
+    for tensor in found:
+        if tensor.device.type == "cuda":
+            _mark_cuda(tensor, stream, event)
+        else:
+            _record_stream(tensor, stream)
+
+
 def _mark_cuda(
     tensor: torch.Tensor,
     stream: torch.Stream | None,
     event: torch.Event | torch.cuda.Event | None,
-    gate: bool,
 ) -> None:
     import torch
 
@@ -396,47 +380,11 @@ def _mark_cuda(
         stream = _stream_behind(event, tensor.device)
     if stream is None:
         stream = torch.cuda.current_stream(tensor.device)
-    # Autograd may have saved it: see record_use(). References are not counted
-    # here; the shim does.
-    may_be_saved = torch.is_grad_enabled() or _may_save_itself(tensor)
-    if may_be_saved and lasting_marks.is_on():
-        lasting_marks.note("the PyTorch part, which counts who can reach it, is missing")
-    exact = gate and event is None and not may_be_saved
-    if exact and _mark_through_library(tensor, stream):
-        return
-    _record_stream(tensor, stream)
-
-
-def _may_save_itself(tensor: torch.Tensor) -> bool:
-    """Whether backward runs, or hooks of saved tensors are set, or the forward of a custom function
-    may run. The shim asks the same: csrc/torch/saving.cpp says why."""
-    import torch
-
-    inner = untyped(torch)._C
-    if inner._current_graph_task_id() != -1:
-        return True
-    if inner._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return True
-    if inner._is_fwd_grad_enabled():
-        return False
-    if torch.is_inference_mode_enabled():
-        return not tensor.is_inference() and _in_forward()
-    return True
-
-
-def _in_forward() -> bool:
-    """Whether the forward of a custom function is among the calls of this thread, or may be."""
-    import torch
-
-    apply = getattr(untyped(torch).autograd.Function.apply, "__func__", None)
-    if apply is None:  # written in C, from PyTorch 2.14 on: no frame tells
-        return True
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is apply.__code__:
-            return True
-        frame = frame.f_back
-    return False
+    # Autograd may read it later: see autograd_may_read() in csrc/torch/marking.h.
+    may_be_read = torch.is_grad_enabled() or untyped(torch)._C._current_graph_task_id() != -1
+    ends_here = event is None and not may_be_read
+    if not (ends_here and _mark_through_library(tensor, stream)):
+        _record_stream(tensor, stream)
 
 
 def _mark_through_library(tensor: torch.Tensor, stream: Any) -> bool:

@@ -221,10 +221,10 @@ def test_wrong_usage(library: Path, tmp_path: Path, options: tuple[str, ...]) ->
 def test_a_bad_value_of_the_environment_is_wrong_usage(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ESPER_ALLOC_REUSE", "fast")
+    monkeypatch.setenv("ESPER_ALLOC_SEGMENTS", "fast")
     done = audit(library, tmp_path, "print('ran')", options=("--fence",))
     assert (done.returncode, done.stdout) == (2, "")
-    why = "ESPER_ALLOC_REUSE=fast is not a reuse order: use auto, gate or grow"
+    why = "ESPER_ALLOC_SEGMENTS=fast is not a kind of segments: use auto, mapped or classic"
     assert done.stderr == f"esper_alloc audit: {why}\n"
 
 

@@ -95,7 +95,7 @@ def test_variables_that_are_set_to_nothing_count_as_unset() -> None:
     facts = facts_with(environment=empty)
     assert doctor.diagnose(facts) == []
     assert words.paths(facts) == words.paths(facts_with(environment={}))
-    assert "reuse order: auto" in words.paths(facts)
+    assert "allowance: 128MiB" in words.paths(facts)
 
 
 SICK = [
@@ -154,9 +154,9 @@ SICK = [
         "ESPER_ALLOC=1",
     ),
     (
-        {"environment": {"ESPER_ALLOC_REUSE": "fast"}},
-        "ESPER_ALLOC_REUSE is 'fast'",
-        "auto, gate or grow",
+        {"environment": {"ESPER_ALLOC_ALLOWANCE": "fast"}},
+        "ESPER_ALLOC_ALLOWANCE is 'fast'",
+        "set it to bytes, a size such as 128MiB, 1 GiB or 512M, or off; or unset it",
     ),
     (
         {"environment": {"ESPER_ALLOC_SEGMENTS": "big"}},

@@ -28,23 +28,16 @@ def command(*arguments) -> int:
 
 def test_json_is_exactly_the_documented_list(capsys):
     path = next(one for one in EXAMPLES if "fsdp_like" in one.name)
-    assert command(path, "--policy", "all", "--json") == 0
+    assert command(path, "--segments", "all", "--json") == 0
     out, err = capsys.readouterr()
     assert err == ""
     loaded = json.loads(out)
-    assert [one["policy"] for one in loaded] == [
-        "auto/mapped",
-        "gate/mapped",
-        "grow/mapped",
-        "auto/classic",
-        "gate/classic",
-        "grow/classic",
-    ]
+    assert [one["segments"] for one in loaded] == ["mapped", "classic"]
     for one in loaded:
         assert list(one) == [
             "file",
             "device",
-            "policy",
+            "segments",
             "recorded",
             "native",
             "replayed",
@@ -61,7 +54,7 @@ def test_json_is_exactly_the_documented_list(capsys):
         assert set(one["native"]) == {"peak_allocated", "peak_active"}
         assert one["operations"] == 346 + 345
         assert type(one["ns_per_operation"]) is float and one["ns_per_operation"] > 0
-        mapped = one["policy"].endswith("/mapped")
+        mapped = one["segments"] == "mapped"
         assert one["device_calls"]["page_map" if mapped else "memory_alloc"] > 0
         assert all(type(count) is int for count in one["device_calls"].values())
 
@@ -75,15 +68,18 @@ def test_the_table_has_what_it_should(capsys, tmp_path):
     assert f"{path}, device 0: 2 entries, 1 operations" in out
     rows = {line.split("  ")[1]: line.split() for line in out.splitlines() if line.startswith("  ")}
     assert rows["recorded"][1:] == ["15.0", "MiB", "15.0", "MiB", "16.0", "MiB", "6.2%", "1"]
-    assert rows["replayed auto/mapped"][2:10] == rows["recorded"][1:9]
+    assert rows["replayed mapped"][2:10] == rows["recorded"][1:9]
     assert rows["native's blocks"][2:] == ["16.0", "MiB", "16.0", "MiB"]
     assert "device calls" not in out
     assert command(path, "--verbose") == 0
     verbose = capsys.readouterr().out
     assert verbose.splitlines()[1].endswith("  device calls")
-    [calls] = [line for line in verbose.splitlines() if "device calls of auto/mapped" in line]
+    [calls] = [line for line in verbose.splitlines() if "device calls of mapped" in line]
     assert ", page_create 1," in calls and ", page_map 1," in calls and "alloc" not in calls
-    assert "classic" not in out and "grow" not in out
+    assert "classic" not in out
+    assert command(path, "--segments", "classic", "--segments", "mapped") == 0
+    both = capsys.readouterr().out
+    assert both.index("replayed mapped") < both.index("replayed classic")
 
 
 def test_the_documented_table_is_what_it_prints(capsys, monkeypatch):
@@ -111,7 +107,7 @@ def test_a_bad_file_stops_everything_with_one_line(capsys, tmp_path, monkeypatch
 
 
 def test_wrong_usage(capsys, tmp_path):
-    for arguments in [["x", "--policy", "best"], ["x", "--device", "tpu"], []]:
+    for arguments in [["x", "--segments", "auto"], ["x", "--device", "tpu"], []]:
         with pytest.raises(SystemExit) as caught:
             command(*arguments)
         assert caught.value.code == 2

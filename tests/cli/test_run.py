@@ -130,7 +130,7 @@ def test_script_sees_what_it_sees_when_run_directly(place: Place) -> None:
         """,
     )
     for arguments in (
-        ["--lr", "3", "-m", "x", "--", "--reuse", "y", "", "a b"],
+        ["--lr", "3", "-m", "x", "--", "--allowance", "y", "", "a b"],
         ["--", "--lr", "3"],
     ):
         direct = place.python("-O", "-X", "dev", script, *arguments)
@@ -151,8 +151,8 @@ def test_module_sees_what_it_sees_when_run_directly(place: Place) -> None:
         print(sys.argv, sys.path, __name__, __package__, __spec__.name)
         """,
     )
-    direct = place.python("-m", "kit.job", "-m", "--reuse", "q")
-    ours = place.run("--reuse", "grow", "-m", "kit.job", "-m", "--reuse", "q")
+    direct = place.python("-m", "kit.job", "-m", "--allowance", "q")
+    ours = place.run("--allowance", "off", "-m", "kit.job", "-m", "--allowance", "q")
     assert direct.returncode == 0, direct.stderr
     assert ours.stdout == direct.stdout
 
@@ -301,7 +301,7 @@ def test_a_child_can_be_left_alone(place: Place) -> None:
 @pytest.mark.parametrize(
     "option, variable, names",
     [
-        ("--reuse", "ESPER_ALLOC_REUSE", ("grow", "gate")),
+        ("--allowance", "ESPER_ALLOC_ALLOWANCE", ("off", "1 GiB")),
         ("--segments", "ESPER_ALLOC_SEGMENTS", ("classic", "mapped")),
         ("--uses", "ESPER_ALLOC_USES", ("automatic", "marked")),
     ],
@@ -507,7 +507,8 @@ def test_interpreters_that_hide_the_environment_are_refused(place: Place, flags:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--reuse", "x", "a.py"], ["--uses", "x", "a.py"], ["--what", "a.py"], ["-m"]]
+    "arguments",
+    [[], ["--allowance", "x", "a.py"], ["--uses", "x", "a.py"], ["--what", "a.py"], ["-m"]],
 )
 def test_wrong_usage(place: Place, arguments: list[str]) -> None:
     done = place.run(*arguments)
@@ -519,7 +520,7 @@ def test_wrong_usage(place: Place, arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "variable, names",
     [
-        ("ESPER_ALLOC_REUSE", "auto, gate or grow"),
+        ("ESPER_ALLOC_ALLOWANCE", "1 GiB or 512M, or off"),
         ("ESPER_ALLOC_SEGMENTS", "auto, mapped or classic"),
         ("ESPER_ALLOC_USES", "marked or automatic"),
     ],
@@ -532,8 +533,18 @@ def test_bad_values_of_the_environment_are_wrong_usage(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"esper_alloc run: {variable}=fast is not a ")
     assert done.stderr.endswith(f"{names}\n") and done.stderr.count("\n") == 1
-    if variable == "ESPER_ALLOC_REUSE":  # an option takes its place
-        assert place.run("--reuse", "gate", place.write("ran.py", "")).returncode == 0
+    if variable == "ESPER_ALLOC_ALLOWANCE":  # an option takes its place
+        assert place.run("--allowance", "64M", place.write("ran.py", "")).returncode == 0
+
+
+@pytest.mark.parametrize("size", ["", "-1", "128MB", "none"])
+def test_a_bad_allowance_is_wrong_usage(place: Place, size: str) -> None:
+    done = place.run(f"--allowance={size}", place.write("never.py", "print('ran')"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        f"--allowance: {size!r} is not a size: use bytes, a size such as 128MiB, 1 GiB or 512M, or off"
+        in " ".join(done.stderr.split())
+    )
 
 
 @pytest.mark.parametrize(

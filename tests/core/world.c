@@ -20,13 +20,13 @@ static void fail(void *context, const char *report)
 
 void world_begin_with(world *w, const sim_options *options, const esper_config *config)
 {
-  /* Most tests are about what happens when a stream waits for memory. Segments are set explicitly,
-   * so that created pools have mapped ones, too. */
-  esper_config gate = {.reuse_order = ESPER_REUSE_GATE,
-                       .segments =
-                           options->virtual_memory ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_AUTO};
+  /* Many tests are about memory that is pending, so the host is not held back. Segments are set
+   * explicitly, so that created pools have mapped ones, too. */
+  esper_config never_held_back = {.allowance = ESPER_ALLOWANCE_OFF,
+                                  .segments = options->virtual_memory ? ESPER_SEGMENTS_MAPPED
+                                                                      : ESPER_SEGMENTS_AUTO};
   if (!config)
-    config = &gate;
+    config = &never_held_back;
   memset(w, 0, sizeof *w);
   w->s = sim_create(options);
   CHECK(w->s);
@@ -40,6 +40,14 @@ void world_begin(world *w)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
   world_begin_with(w, &options, NULL);
+}
+
+void world_set_allowance(world *w, size_t bytes)
+{
+  esper_config config;
+  esper_get_config(w->core, &config);
+  config.allowance = bytes;
+  CHECK_OK(esper_configure(w->core, &config));
 }
 
 static void end_owners(world *w)

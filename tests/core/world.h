@@ -21,7 +21,10 @@ typedef struct world {
 
 /* Begins with the oracle on and operations that complete when told. */
 void world_begin(world *w);
+/* `config` NULL: the host is never held back; otherwise as the configuration says. */
 void world_begin_with(world *w, const sim_options *options, const esper_config *config);
+/* From now on the host is held back beyond so many pending bytes; 0: beyond the default. */
+void world_set_allowance(world *w, size_t bytes);
 /* Frees all memory, destroys the core, and checks that the driver got everything back. */
 void world_end(world *w);
 

@@ -60,6 +60,7 @@ static bool captured_somewhere, finished = true;
 static char fail_function[64];
 static CUgraphNode shown_nodes[MAX_TAILS]; /* until the next call */
 static int fail_in, fail_result;
+static int in_vain; /* questions after which events complete; 0: they do not */
 
 static _Thread_local CUcontext stack[MAX_STACK];
 static _Thread_local int depth;
@@ -380,33 +381,6 @@ static CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *s
   return CUDA_SUCCESS;
 }
 
-static CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *nodes, size_t count,
-                                                  unsigned int flags)
-{
-  BEGIN(NEEDS_CONTEXT);
-  if (flags != CU_STREAM_ADD_CAPTURE_DEPENDENCIES || stream->tail_count + count > MAX_TAILS)
-    return 1; /* CUDA_ERROR_INVALID_VALUE */
-  for (size_t i = 0; i < count; i++)
-    stream->tails[stream->tail_count++] = nodes[i];
-  return CUDA_SUCCESS;
-}
-
-static CUgraphNode new_node(const CUgraphNode *before, size_t count)
-{
-  CUgraphNode node = calloc(1, sizeof *node);
-  memcpy(node->before, before, count * sizeof *before);
-  node->before_count = count;
-  return node;
-}
-
-static CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before,
-                                    size_t count)
-{
-  BEGIN(NEEDS_CONTEXT);
-  *node = new_node(before, count);
-  return graph && before != shown_nodes ? CUDA_SUCCESS : 1;
-}
-
 static CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *before, size_t *count)
 {
   BEGIN(NEEDS_CONTEXT);
@@ -496,7 +470,11 @@ static CUresult cuEventQuery(CUevent event)
   BEGIN(NEEDS_CONTEXT | UNSAFE);
   if (event->captured)
     return 907; /* CUDA_ERROR_CAPTURED_EVENT */
-  return event->recorded && !finished ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+  if (in_vain > 0 && --in_vain == 0)
+    finished = true;
+  else if (event->recorded && !finished)
+    return CUDA_ERROR_NOT_READY;
+  return CUDA_SUCCESS;
 }
 
 static CUresult cuEventSynchronize(CUevent event)
@@ -754,18 +732,18 @@ static void capture(void *stream, int status, unsigned long long id)
 static void *capture_node(void *stream)
 {
   CUstream s = stream;
-  CUgraphNode node = new_node(s->tails, s->tail_count);
+  CUgraphNode node = calloc(1, sizeof *node);
+  memcpy(node->before, s->tails, s->tail_count * sizeof *s->tails);
+  node->before_count = s->tail_count;
   s->tails[0] = node;
   s->tail_count = 1;
   return node;
 }
 
-static size_t get_tails(void *stream, void **tails)
+static void depend(void *stream, void *node)
 {
   CUstream s = stream;
-  for (size_t i = 0; i < s->tail_count; i++)
-    tails[i] = s->tails[i];
-  return s->tail_count;
+  s->tails[s->tail_count++] = node;
 }
 
 static size_t get_live_bytes(void)
@@ -779,6 +757,12 @@ static int get_live_mappings(void)
 static void finish(int on)
 {
   finished = on;
+  in_vain = 0;
+}
+static void finish_after(int queries)
+{
+  finished = false;
+  in_vain = queries + 1;
 }
 static int get_access(int device)
 {
@@ -803,10 +787,11 @@ __attribute__((visibility("default"))) const fake_control fake = {
     new_stream,
     capture,
     capture_node,
-    get_tails,
+    depend,
     get_live_bytes,
     get_live_mappings,
     get_access,
     set_reach,
     finish,
+    finish_after,
 };

@@ -34,13 +34,14 @@ typedef struct fake_control {
   void (*capture)(void *stream, int status, unsigned long long id);
   /* Captures an operation: its node, on which alone the next one depends. */
   void *(*node)(void *stream);
-  /* What the stream's next operation depends on: how many nodes, 8 at most. */
-  size_t (*tails)(void *stream, void **tails);
+  /* Makes the stream's next operation depend on the node, too, as waiting for an event does. */
+  void (*depend)(void *stream, void *node);
   size_t (*live_bytes)(void);
   int (*live_mappings)(void);
-  int (*access)(int device); /* flags that were last set for it */
-  void (*set_reach)(int on); /* devices can access each other's memory */
-  void (*finish)(int on);    /* events complete at once (1), or never (0) */
+  int (*access)(int device);         /* flags that were last set for it */
+  void (*set_reach)(int on);         /* devices can access each other's memory */
+  void (*finish)(int on);            /* events complete at once (1), or never (0) */
+  void (*finish_after)(int queries); /* events complete when that many questions were in vain */
 } fake_control;
 
 #endif

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../../csrc/device/cuda/cuda.h"
@@ -90,8 +91,8 @@ static void *a_node, *some_nodes[8];
   F(legacy_stream_id, driver->stream_id(SELF, 1, NULL, &a_number))                              \
   F(stream_capture, driver->stream_capture(SELF, 1, a_stream, &a_number))                       \
   F(legacy_stream_capture, driver->stream_capture(SELF, 1, NULL, &a_number))                    \
-  F(capture_point, driver->capture_point(SELF, 1, captured_stream(&a_node), 42, &a_node))       \
-  F(capture_depend, driver->capture_depend(SELF, 1, captured_stream(&a_node), 42, a_node))      \
+  F(capture_tails,                                                                              \
+    driver->capture_tails(SELF, 1, captured_stream(&a_node), 42, some_nodes, &(size_t){8}))     \
   F(capture_before, driver->capture_before(SELF, 1, captured_stream(&a_node), 42, a_node,       \
                                            some_nodes, &(size_t){8}))                           \
   F(event_create, driver->event_create(SELF, 1, &an_event))                                     \
@@ -101,6 +102,7 @@ static void *a_node, *some_nodes[8];
   F(stream_wait, driver->stream_wait(SELF, 1, a_stream, an_event))                              \
   F(event_query, driver->event_query(SELF, 1, an_event))                                        \
   F(event_synchronize, driver->event_synchronize(SELF, 1, an_event))                            \
+  F(event_wait, driver->event_wait(SELF, 1, an_event, 0))                                       \
   F(event_destroy, driver->event_destroy(SELF, 1, an_event))                                    \
   F(stream_destroy, driver->stream_destroy(SELF, 1, a_stream))
 
@@ -250,45 +252,99 @@ static void scenario_captures(void)
   CHECK(driver->event_query(SELF, 1, an_event) == ESPER_CAPTURING);
 }
 
-/* Where a stream is in its capture, and what it is made to depend on. */
+/* What comes before a stream's next operation in its capture. Asking adds nothing. */
 static void scenario_graphs(void)
 {
-  void *point = NULL, *before[4], *tails[8];
-  size_t count = 4;
+  void *before[8], *tails[8];
+  size_t count;
   load();
   void *stream = fake->stream(1), *other = fake->stream(1);
   fake->capture(stream, 1, 42);
   fake->capture(other, 1, 42);
-  CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK && !point);
+  count = 8;
+  CHECK(driver->capture_tails(SELF, 1, stream, 42, tails, &count) == ESPER_OK && count == 0);
   void *a = fake->node(stream), *b = fake->node(other);
-  CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK && point == a);
-  CHECK(fake->calls("cuGraphAddEmptyNode") == 0);
-  CHECK(driver->capture_depend(SELF, 1, stream, 42, b) == ESPER_OK);
-  CHECK(fake->tails(stream, tails) == 2 && tails[0] == a && tails[1] == b);
-  /* Several nodes get one after them all, once. */
-  for (int i = 0; i < 3; i++) {
-    CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK);
-    CHECK(point != a && point != b);
-    CHECK(fake->calls("cuGraphAddEmptyNode") == 1);
+  count = 8;
+  CHECK(driver->capture_tails(SELF, 1, stream, 42, tails, &count) == ESPER_OK);
+  CHECK(count == 1 && tails[0] == a);
+  fake->depend(stream, b); /* as the program's own wait for an event does */
+  for (int i = 0; i < 2; i++) {
+    count = 3;
+    CHECK(driver->capture_tails(SELF, 1, stream, 42, tails, &count) == ESPER_OK);
+    CHECK(count == 2 && tails[0] == a && tails[1] == b);
   }
-  CHECK(fake->tails(stream, tails) == 3 && tails[2] == point);
-  CHECK(driver->capture_before(SELF, 1, stream, 42, point, before, &count) == ESPER_OK);
+  count = 2; /* there may be more than that */
+  CHECK(driver->capture_tails(SELF, 1, stream, 42, tails, &count) == ESPER_UNSUPPORTED);
+  CHECK(strstr(driver->last_error(SELF), "depends on 2 others, or more"));
+  void *c = fake->node(stream);
+  count = 3;
+  CHECK(driver->capture_before(SELF, 1, stream, 42, c, before, &count) == ESPER_OK);
   CHECK(count == 2 && before[0] == a && before[1] == b);
   count = 2;
-  CHECK(driver->capture_before(SELF, 1, stream, 42, point, before, &count) == ESPER_UNSUPPORTED);
-  void *c = fake->node(stream);
-  CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_OK && point == c);
+  CHECK(driver->capture_before(SELF, 1, stream, 42, c, before, &count) == ESPER_UNSUPPORTED);
+  count = 8;
+  CHECK(driver->capture_tails(SELF, 1, stream, 42, tails, &count) == ESPER_OK);
+  CHECK(count == 1 && tails[0] == c);
   /* Another capture, or one that is over or invalid: no node is touched. */
   int reads = fake->calls("cuGraphNodeGetDependencies");
   for (int status = 0; status < 3; status++) {
     fake->capture(stream, status, status == 1 ? 43 : 42);
-    CHECK(driver->capture_point(SELF, 1, stream, 42, &point) == ESPER_INVALID);
-    CHECK(driver->capture_depend(SELF, 1, stream, 42, b) == ESPER_INVALID);
+    count = 8;
+    CHECK(driver->capture_tails(SELF, 1, stream, 42, tails, &count) == ESPER_INVALID);
     CHECK(driver->capture_before(SELF, 1, stream, 42, b, before, &count) == ESPER_INVALID);
     CHECK(strstr(driver->last_error(SELF), "no longer in capture 42"));
   }
   CHECK(fake->calls("cuGraphNodeGetDependencies") == reads);
-  CHECK(fake->tails(stream, tails) == 1);
+}
+
+static unsigned long long microseconds(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (unsigned long long)now.tv_sec * 1000000u + (unsigned long long)now.tv_nsec / 1000u;
+}
+
+/* Waits for an event, and tells how often the driver was asked about it. */
+static esper_status event_wait(unsigned limit, int *asked)
+{
+  int before = fake->calls("cuEventQuery");
+  esper_status status = driver->event_wait(SELF, 1, an_event, limit);
+  *asked = fake->calls("cuEventQuery") - before;
+  return status;
+}
+
+/* The host waits for an event for a limited time. */
+static void scenario_event_wait(void)
+{
+  enum { LONG = 600000000 };
+  int asked;
+  load();
+  void *stream = fake->stream(1);
+  CHECK(driver->event_create(SELF, 1, &an_event) == ESPER_OK);
+  CHECK(event_wait(LONG, &asked) == ESPER_OK && asked == 1); /* never recorded */
+  CHECK(driver->event_record(SELF, 1, an_event, stream) == ESPER_OK);
+  CHECK(event_wait(0, &asked) == ESPER_OK && asked == 1);
+  for (int after = 1; after < 100; after += 49) {
+    fake->finish_after(after);
+    CHECK(event_wait(LONG, &asked) == ESPER_OK && asked == after + 1);
+  }
+  /* The limit, though the event never completes. */
+  fake->finish(0);
+  CHECK(event_wait(0, &asked) == ESPER_NOT_READY && asked == 1);
+  unsigned long long begin = microseconds();
+  CHECK(event_wait(3000, &asked) == ESPER_NOT_READY);
+  CHECK(microseconds() - begin >= 3000 && asked > 2);
+  CHECK(asked < 2000); /* it leaves the processor to others */
+  /* What fails at once, and what fails in the end. */
+  for (int nth = 1; nth < 4; nth++) {
+    fake->fail("cuEventQuery", nth, 719);
+    CHECK(event_wait(LONG, &asked) == ESPER_DEVICE_ERROR && asked == nth);
+    CHECK(strstr(driver->last_error(SELF), "CUDA_ERROR_LAUNCH_FAILED"));
+  }
+  fake->finish(1);
+  fake->capture(stream, 1, 42);
+  CHECK(driver->event_record(SELF, 1, an_event, stream) == ESPER_OK);
+  CHECK(event_wait(LONG, &asked) == ESPER_CAPTURING && asked == 1);
 }
 
 static void scenario_streams(void)
@@ -692,30 +748,23 @@ static void scenario_unknown_stream(void)
   CHECK(counters_of(0).bytes_pending == 1 << 20);
 }
 
-static void scenario_reuse_order(void)
+/* Of each line of the standard input, what it would mean as ESPER_ALLOC_ALLOWANCE: bytes, or why
+ * there is no allocator. It tries again after each refusal, so only the last line may be right. */
+static void scenario_allowance(void)
 {
+  char line[256];
   esper_config config;
-  CHECK(esper_instance());
-  esper_get_config(esper_instance(), &config);
-  CHECK(config.reuse_order == ESPER_REUSE_GROW);
-}
-
-static void scenario_reuse_order_default(void)
-{
-  esper_config config;
-  CHECK(esper_instance());
-  esper_get_config(esper_instance(), &config);
-  CHECK(config.reuse_order == ESPER_REUSE_AUTO);
-}
-
-static void scenario_bad_reuse_order(void)
-{
-  CHECK(!esper_instance());
-  CHECK(strcmp(esper_last_error(),
-               "ESPER_ALLOC_REUSE=sometimes is not a reuse order: use auto, gate or grow") == 0);
-  CHECK(!esper_alloc_malloc(512, 0, NULL));
-  setenv("ESPER_ALLOC_REUSE", "gate", 1);
-  CHECK(esper_instance()); /* it tries again */
+  while (fgets(line, sizeof line, stdin)) {
+    line[strcspn(line, "\n")] = 0;
+    setenv("ESPER_ALLOC_ALLOWANCE", line, 1);
+    if (!esper_instance()) {
+      puts(esper_last_error());
+      continue;
+    }
+    esper_get_config(esper_instance(), &config);
+    printf("%zu\n", config.allowance);
+    break;
+  }
 }
 
 static void scenario_segments(void)
@@ -789,6 +838,7 @@ static const struct {
     SCENARIO(messages),
     SCENARIO(captures),
     SCENARIO(graphs),
+    SCENARIO(event_wait),
     SCENARIO(streams),
     SCENARIO(threads),
     SCENARIO(fork),
@@ -796,15 +846,13 @@ static const struct {
     SCENARIO(uses),
     SCENARIO(blind),
     SCENARIO(unknown_stream),
-    SCENARIO(reuse_order),
+    SCENARIO(allowance),
     SCENARIO(peers),
     SCENARIO(segments_chosen),
     SCENARIO(sharing),
     SCENARIO(no_sharing),
     SCENARIO(sharing_again),
-    SCENARIO(reuse_order_default),
     SCENARIO(mark_cost),
-    SCENARIO(bad_reuse_order),
     SCENARIO(refused),
     SCENARIO(segments),
     SCENARIO(old),

@@ -21,7 +21,7 @@ HANG_S = float(os.environ.get("ESPER_TEST_HANG_S", "") or 1200.0)
 #: Variables that would choose or tune an allocator behind a test's back.
 FOREIGN = (
     "ESPER_ALLOC",
-    "ESPER_ALLOC_REUSE",
+    "ESPER_ALLOC_ALLOWANCE",
     "ESPER_ALLOC_SEGMENTS",
     "ESPER_ALLOC_USES",
     "PYTORCH_ALLOC_CONF",
@@ -51,9 +51,9 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
     full.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # Where many processes run, a thread for each core slows small operations on the CPU.
     full.setdefault("OMP_NUM_THREADS", "4")
-    # The programs are too small to wait for memory by themselves: auto, the default, would let each
+    # The programs are too small to be held back by themselves: the default allowance would let each
     # grow. Tests of the default say so.
-    full["ESPER_ALLOC_REUSE"] = "gate"
+    full["ESPER_ALLOC_ALLOWANCE"] = "0"
     full.update(env or {})
     return full
 

@@ -32,6 +32,12 @@ def run_program(name: str, *args: str, env: Mapping[str, str] | None = None) -> 
     return json.loads(printed[-1])
 
 
+def little_was_lost(found: Mapping[str, Any]) -> bool:
+    """Whether a run of device.HeldBack was held back for at most a twentieth of its time. The first
+    seconds do not count, nor does one wait as long as those in them."""
+    return bool(found["later_lost"] <= 0.05 * found["later_seconds"] + found["first_lost"])
+
+
 def once(function: Callable[P, R]) -> Callable[P, R]:
     """As functools.cache; and what failed fails again without being run again: a program that
     hangs costs minutes."""

@@ -67,10 +67,10 @@ with torch.set_grad_enabled(GRAD):
 )
 
 
-def on_gpu(*parts: str) -> None:
+def on_gpu(*parts: str, **env: str) -> None:
     """Runs a scenario, put together from `parts`, in a fresh process."""
     code = "\n".join(textwrap.dedent(part) for part in parts)
-    run_python(TOGETHER + ENABLE + code)
+    run_python(TOGETHER + ENABLE + code, env=env)
 
 
 def test_without_a_mark_the_buffer_is_overwritten():
@@ -81,7 +81,7 @@ def test_without_a_mark_the_buffer_is_overwritten():
     "mark",
     [
         "esper_alloc.record_use(y, side)",
-        "esper_alloc.record_use([{'y': y}], side, gate=False)",
+        "esper_alloc.record_use([{'y': y}], side)",
         "y.record_use(side)",
         "esper_alloc.record_use(y, event=event)",
     ],
@@ -185,32 +185,31 @@ def test_eager_calls_do_not_go_through_the_operator():
         assert "aten::add" in names
         assert not [name for name in names if "esper_alloc" in name], names
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            torch.ops.esper_alloc.record_use([x], 0, -1, True, False)
+            torch.ops.esper_alloc.record_use([x], 0, -1, False)
         assert "esper_alloc::record_use" in {event.name for event in seen.events()}
         """
     )
 
 
-def test_the_method_counts_references_as_the_function_does():
-    # In grad mode only what nobody else holds is marked exactly.
+def test_the_method_marks_until_the_free_in_grad_mode():
     on_gpu(
         """
         esper_alloc.install_tensor_method()
         side = stream_beside()
-        def pending(hold):
+        def pending():
             torch.cuda.synchronize()
             x = bytes_of(64)
-            held = [x] if hold else None
-            x.record_use(side)  # nothing runs there: an exact mark is over at once
+            x.record_use(side)  # nothing runs there: a mark at the call is over at once
             torch.cuda.synchronize()
             with torch.cuda.stream(side):
                 torch.cuda._sleep(cycles(0.2))
-            del x, held
+            del x
             return stat("active_bytes.all.current")
         assert torch.is_grad_enabled()
-        pending(False)
-        assert pending(False) == 0
-        assert pending(True) == 64 * MiB
+        pending()
+        assert pending() == 64 * MiB
+        with torch.no_grad():
+            assert pending() == 0
         torch.cuda.synchronize()
         """
     )
@@ -328,8 +327,8 @@ def test_operators_pass_opcheck_on_the_gpu():
             [torch.ones(3, device="cuda", requires_grad=True)],
         ):
             for op, arguments in (
-                (ops.record_use.default, (*where, True, False)),
-                (ops.record_use.default, (0, -1, False, True)),
+                (ops.record_use.default, (*where, False)),
+                (ops.record_use.default, (0, -1, True)),
                 (ops.enter_scope.default, where),
                 (ops.leave_scope.default, (*where, True)),
                 (ops.take.default, where),
@@ -355,25 +354,30 @@ address = x.data_ptr()
 """
 
 
-def test_figures_and_report_show_a_gate_until_it_is_over():
+def test_figures_and_report_show_that_the_host_was_held_back():
     on_gpu(
         SIDE,
         PENDING,
         """
+        newer = [bytes_of(64) for _ in range(2)]  # the host does not wait for the two newest
+        with torch.no_grad():
+            for one in newer:
+                esper_alloc.record_use(one, side)
         del x
-        stats = esper_alloc.memory_stats()
-        assert stats["uses_pending"] == 1 and stats["bytes_pending"] == 64 * MiB, stats
-        issued = stats["gates_issued"]
+        newer.clear()
+        one = None
+        before = esper_alloc.memory_stats()
+        assert before["uses_pending"] == 3 and before["bytes_pending"] == 192 * MiB, before
         y = bytes_of(64)
-        assert y.data_ptr() == address
-        assert esper_alloc.memory_stats("cuda:0")["gates_issued"] == issued + 1
+        after = esper_alloc.memory_stats("cuda:0")
+        assert after["held_back"] == before["held_back"] + 1, (before, after)
+        assert after["held_back_in_vain"] == before["held_back_in_vain"], (before, after)
+        waited = after["held_back_seconds"] - before["held_back_seconds"]
+        assert 0 < waited < 5, waited
+        assert after["uses_pending"] < 3
+        times = "1 time" if after["held_back"] == 1 else f"{after['held_back']} times"
         text = esper_alloc.report()
-        assert "device 0: 1 gate pending" in text, text
-        assert f"stream {side.cuda_stream:#x} of device 0, event" in text, text
-        assert "for a block of 64.0 MiB" in text, text
-        torch.cuda.synchronize()
-        assert "device 0: 0 gates pending" in esper_alloc.report()
-        assert esper_alloc.memory_stats()["uses_pending"] == 0
+        assert f"device 0: the host was held back {times}, " in text, text
         try:
             esper_alloc.memory_stats(99)
         except ValueError as error:
@@ -384,24 +388,18 @@ def test_figures_and_report_show_a_gate_until_it_is_over():
     )
 
 
-def test_the_work_of_a_rendezvous_stream_is_never_waited_for():
+def test_within_the_allowance_memory_grows():
     on_gpu(
-        """
-        side = stream_beside()
-        esper_alloc.set_stream_traits(side, rendezvous=True)
-        """,
+        SIDE,
         PENDING.replace("cycles(0.5)", "cycles(4)"),  # pages take their time beside other processes
         """
         del x
-        issued = esper_alloc.memory_stats()["gates_issued"]
         y = bytes_of(64)
         assert y.data_ptr() != address
-        assert esper_alloc.memory_stats()["gates_issued"] == issued
-        assert "1 use without gate" in esper_alloc.report(), esper_alloc.report()
-        del y
+        assert esper_alloc.memory_stats()["held_back"] == 0
         torch.cuda.synchronize()
-        esper_alloc.set_stream_traits(side, rendezvous=False)
         """,
+        ESPER_ALLOC_ALLOWANCE="128MiB",
     )
 
 

@@ -28,8 +28,8 @@ def test_prefetching_holds_a_few_batches() -> None:
     assert number(r"(\d+) elements were read wrong", printed) == 0
     # Three batches on the copy stream, two products and some masks beside them: of 64 MiB
     # or less each, and not as many as the host is ahead of the GPU. The two masks of a
-    # step are 16 MiB each.
-    assert number(r"(\d+) MiB reserved", printed) <= 8 * 64 + 2 * 16
+    # step are 16 MiB each. The allowance may be pending besides.
+    assert number(r"(\d+) MiB reserved", printed) <= 8 * 64 + 2 * 16 + 128
 
 
 def test_prefetching_under_pytorchs_own_allocator() -> None:

@@ -32,7 +32,7 @@ def test_a_mark_ends_the_wait_at_the_last_read(protection: str) -> None:
     assert found["wrong"] == 0
     assert found["reused"] == found["tries"]
     assert found["grown_mib"] == 0
-    # The GPU waited for the read (2 ms) and not for the unrelated work (50 ms).
+    # The host waited for the read (2 ms) and not for the unrelated work (50 ms).
     assert found["beside_work"] >= 0.9 * found["tries"]
     assert found["gpu_wait_ms"] < 15
 

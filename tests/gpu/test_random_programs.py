@@ -26,8 +26,6 @@ NOT_SHOWN = {
     "capture: what is given back too early cannot be handed out early",
     "MARK_FROM_ANY_DEVICE": "the programs run on one device",
     "BODY_KEEPS_APART": "the programs capture no conditional nodes",
-    "GRAPH_READS_ANYWHERE": "the programs have no observer",
-    "UNSEEN_USES_COUNT": "the programs have no observer",
     "SLEEP_NEEDS_COMPLETION": "the programs put no memory to sleep",
     "SLEEP_KEEPS_GRAPHS": "the programs put no memory to sleep",
     "UNMAP_AFTER_COPY": "the programs put no memory to sleep",

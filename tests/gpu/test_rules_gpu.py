@@ -9,9 +9,9 @@ from scenario import run_program
 
 TRIES = 20
 
-# Marked memory serves again while its reader is still at work: the owner's
-# stream is gated, which is what these scenarios put to the test.
-GATED = [
+# Marked memory serves again, as there is no other: the host waits for its reader
+# before, which is what these scenarios put to the test.
+WAITED_FOR = [
     "event",
     "view",
     "nested_scopes",
@@ -23,20 +23,20 @@ GATED = [
     "capture_in_other_thread",
     "global_capture_in_other_thread",
 ]
-# Here the memory may not serve again, or only after a wait of the host.
+# Here the memory need not serve again.
 HELD = [
     "record_stream",
     "empty_cache",
     "short_of_memory",
-    "gate_false",
-    "gate_false_short_of_memory",
+    "waits_for_the_owner",
+    "waits_for_the_owner_short_of_memory",
     "destroyed_stream_record_stream",
 ]
 CAPTURED = ["mark_on_capturing_stream", "cupy_captures"]
 
 
-@pytest.mark.parametrize("name", GATED)
-def test_gated_memory_is_never_overwritten_early(name: str) -> None:
+@pytest.mark.parametrize("name", WAITED_FOR)
+def test_memory_that_is_waited_for_is_never_overwritten_early(name: str) -> None:
     found = run_program("rules", name, str(TRIES))
     assert found["tries"] == TRIES
     assert found["wrong"] == 0

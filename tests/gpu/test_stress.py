@@ -8,10 +8,10 @@ from scenario import run_program
 PROGRAMS = 300
 
 
-@pytest.mark.parametrize("order", ["gate", "auto"])
+@pytest.mark.parametrize("allowance", ["0", "128MiB"])
 @pytest.mark.parametrize("limit_mib", [0, 320], ids=["roomy", "short of memory"])
-def test_marked_programs_read_what_was_written(limit_mib: int, order: str) -> None:
-    env = {"ESPER_ALLOC_REUSE": order}
+def test_marked_programs_read_what_was_written(limit_mib: int, allowance: str) -> None:
+    env = {"ESPER_ALLOC_ALLOWANCE": allowance}
     found = run_program("stress", "marked", "1", str(PROGRAMS), str(limit_mib), env=env)
     assert found["programs"] == PROGRAMS
     assert found["reads"] > 10 * PROGRAMS

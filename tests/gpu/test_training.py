@@ -16,7 +16,7 @@ MODELS = ["mlp", "convolutions", "recurrent", "attention"]
 
 
 def train(allocator: str, **env: str) -> dict[str, Any]:
-    default = {"ESPER_ALLOC_REUSE": "auto"}
+    default = {"ESPER_ALLOC_ALLOWANCE": "128MiB"}
     return run_program("training", allocator, env={**DETERMINISTIC, **default, **env})["losses"]
 
 

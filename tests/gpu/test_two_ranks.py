@@ -1,5 +1,6 @@
 """Two ranks of torch.distributed, a GPU each: training that sleeps, tensor parallelism with
-registered memory, symmetric memory, and a rank that dies. And NCCL within one process."""
+registered memory, symmetric memory, communication streams, and a rank that dies. And NCCL within
+one process."""
 
 from __future__ import annotations
 
@@ -57,6 +58,37 @@ def test_collectives_in_a_graph_are_right_after_sleep() -> None:
     for found in ranks("captured_collective_sleeps", OURS, NCCL_GRAPH_REGISTER="0"):
         assert found["wrong"] == 0
         assert found["given_back"] > 0
+
+
+@pytest.mark.parametrize("memory", ["short", "plenty"])
+@pytest.mark.parametrize("how", ["record_use", "record_stream", "automatic"])
+def test_a_collective_writes_what_was_allocated_after_its_stream_waited(
+    how: str, memory: str
+) -> None:
+    env = {"ESPER_ALLOC_USES": "automatic"} if how == "automatic" else {}
+    mark = "nothing" if how == "automatic" else how
+    for found in ranks("wait_then_allocate", OURS, mark, memory, **env):
+        assert found["wrong"] == 0
+        if memory == "short":
+            assert found["waited"] == found["tries"]
+
+
+def test_without_protection_it_writes_what_is_still_read() -> None:
+    for found in ranks(
+        "wait_then_allocate", OURS, "nothing", "plenty", ESPER_ALLOC_SEGMENTS="classic"
+    ):
+        assert found["wrong"] > 0
+
+
+def test_a_product_that_spins_until_its_input_is_copied_is_right() -> None:
+    found = ranks("fused_all_gather_matmul", OURS)
+    if not all(one["supported"] for one in found):
+        pytest.skip(found[0]["said"])
+    for one in found:
+        assert one["turns"] >= 10
+        assert one["wrong"] == 0
+        # Each of its few streams is waited for in vain once in 40 seconds at most.
+        assert one["held_back_in_vain"] <= 4, one
 
 
 def test_one_process_with_two_gpus_gives_natives_losses() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from esper_alloc.replay import plot
 from esper_alloc.replay.recorded import Usage
-from esper_alloc.replay.replay import POLICIES, load_recordings, replay
+from esper_alloc.replay.replay import SEGMENTS, load_recordings, replay
 
 TRACES = Path(__file__).resolve().parents[2] / "examples" / "traces"
 
@@ -31,17 +31,17 @@ def test_a_clock_that_goes_back_gives_way_to_entry_numbers():
     assert plot._axis([5, 5]) == ([0.0, 1.0], "entries")
 
 
-def test_all_policies_stand_in_a_grid_on_common_scales():
+def test_all_kinds_stand_in_a_grid_on_common_scales():
     pytest.importorskip("matplotlib")
     [recording] = load_recordings(TRACES / "fsdp_like.pickle.gz")
-    runs = [replay(recording, policy) for policy in POLICIES]
+    runs = [replay(recording, kind) for kind in SEGMENTS]
     figure = plot.picture([(recording, runs), (recording, runs[:1])])
     width, height = figure.get_size_inches()
     assert width <= 20 and height <= 12
     groups = figure.subfigs
     panels = [[axis for axis in group.axes if axis.axison] for group in groups]
     titles = [axis.get_title(loc="left").splitlines()[0] for axis in panels[0]]
-    assert titles == ["recorded", *(f"replayed, {policy}" for policy in POLICIES)]
+    assert titles == ["recorded", *(f"replayed, {kind}" for kind in SEGMENTS)]
     assert len(panels[1]) == 2
     for axis in panels[0]:
         assert axis.get_xlim() == panels[0][0].get_xlim()

@@ -20,7 +20,7 @@ from esper_alloc.replay.pytorch_peaks import native_size
 from esper_alloc.replay.ranges import Range, RangeError, Ranges
 from esper_alloc.replay.snapshot import SnapshotError
 
-PLAIN = {"order": "gate", "segments": "classic", "device": "sim"}
+PLAIN = {"segments": "classic", "device": "sim"}
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "traces").glob("*.pickle.gz"))
 TRACES = ROOT / "tests" / "traces"
@@ -62,7 +62,7 @@ def refusal(tmp_path, snapshot) -> str:
 
 
 def assert_same_peaks(recording: replay.Recording) -> list[replay.Replayed]:
-    runs = [replay.replay(recording, policy) for policy in replay.POLICIES]
+    runs = [replay.replay(recording, kind) for kind in replay.SEGMENTS]
     for run in runs:
         assert run.peak_allocated == recording.recorded.peak_allocated
         assert run.peak_active == recording.recorded.peak_active
@@ -73,7 +73,7 @@ def assert_same_peaks(recording: replay.Recording) -> list[replay.Replayed]:
 
 
 def segments_obtained(run: replay.Replayed) -> int:
-    mapped = run.policy.endswith("/mapped")
+    mapped = run.kind == "mapped"
     assert ("page_create" in run.device_calls) == mapped
     return run.device_calls["range_reserve" if mapped else "memory_alloc"]
 
@@ -664,7 +664,6 @@ def test_operations_that_make_no_sense_are_refused(operations):
         {"start": 5},
         {"start": -1},
         {"slots": -1},
-        {"order": "shrink"},
         {"segments": "big"},
         {"device": "tape"},
         {"pools": [(0, 0, 0)]},
@@ -731,7 +730,7 @@ def test_peaks_are_those_that_native_reported(path):
     assert traced == pytest.approx(TRACED_PEAKS[name], abs=0.051)
 
 
-# The most that any policy may reserve of what is active, at their peaks. Lower these
+# The most that may be reserved of what is active, at their peaks. Lower these
 # when the core gets better. benchmarks/replay_peaks.py prints the figures.
 RESERVED_PER_ACTIVE = {
     "classic": {
@@ -757,12 +756,12 @@ RESERVED_PER_ACTIVE = {
 }
 
 
-@pytest.mark.parametrize("policy", replay.POLICIES)
+@pytest.mark.parametrize("kind", replay.SEGMENTS)
 @pytest.mark.parametrize("path", traces())
-def test_no_policy_reserves_more_than_before(path, policy):
-    bound = RESERVED_PER_ACTIVE[policy.split("/")[1]][path.name.split(".")[0]]
+def test_no_more_is_reserved_than_before(path, kind):
+    bound = RESERVED_PER_ACTIVE[kind][path.name.split(".")[0]]
     for recording in replay.load_recordings(path):
-        ran = replay.replay(recording, policy)
+        ran = replay.replay(recording, kind)
         assert ran.peak_reserved <= bound * recording.recorded.peak_active
 
 
@@ -806,8 +805,7 @@ def page_maps_of_passes(recording: replay.Recording, passes: int) -> list[int]:
         )
         ran = _core.replay(
             packed, start=0, slots=operations.slots * passes, streams=operations.streams,
-            uses=operations.uses, pools=operations.pools, order="gate", segments="mapped",
-            device="sim",
+            uses=operations.uses, pools=operations.pools, segments="mapped", device="sim",
         )  # fmt: skip
         mapped.append(ran["device_calls"]["page_map"])
     return [after - before for before, after in zip(mapped, mapped[1:])]

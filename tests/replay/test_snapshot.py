@@ -325,8 +325,9 @@ def picture():
             annotation(5120, stream="64", number="0", kind="held"),
             {"device": 0, "time_us": 9, "name": "esper_alloc.tag", "stage": "ASLEEP",
              "address": "4096", "tag": "kv", "asleep_size": "2097152"},
+            {"device": 0, "time_us": 9, "name": "esper_alloc.allowance", "stage": "1048576"},
         ],
-        "allocator_settings": {},
+        "allocator_settings": {"max_split_size": -1},
     }  # fmt: skip
 
 
@@ -343,7 +344,10 @@ def test_uses_are_put_to_their_blocks():
     assert "uses" not in first and "uses" not in third
     assert (found["segments"][0]["tag"], found["segments"][0]["asleep_size"]) == ("kv", 2 * MIB)
     assert [entry["name"] for entry in found["external_annotations"]] == ["forward"]
+    assert found["allocator_settings"] == {"max_split_size": -1, "esper_alloc_allowance": MIB}
     assert snapshot.with_uses(found) == found
+    given["external_annotations"][-1]["stage"] = "off"
+    assert snapshot.with_uses(given)["allocator_settings"]["esper_alloc_allowance"] is None
     without = {key: given[key] for key in ("segments", "device_traces")}
     assert snapshot.with_uses(without)["segments"] == without["segments"]
 
@@ -372,4 +376,5 @@ def test_kinds_in_the_snapshot_are_those_documented():
     body = code[code.index("const char *name_of(") : code.index("AnnotationEntry convert(")]
     for kind in re.findall(r'"(\w+)"', body):
         assert f"``{kind}``" in snapshot.with_uses.__doc__
-    assert f'"{snapshot._USE}"' in code
+    for name in (snapshot._USE, snapshot._TAG, snapshot._ALLOWANCE):
+        assert f'"{name}"' in code

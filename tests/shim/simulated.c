@@ -7,9 +7,11 @@
  * one whose core lives on the simulated device: see simulated.py. */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../../csrc/device/sim/sim.h"
 #include "../../csrc/python/capi.h"
@@ -83,10 +85,10 @@ static void fork_child(void)
 /* A forked child has none, as it has no CUDA. */
 static esper_core *instance(void)
 {
-  const char *order = getenv("ESPER_ALLOC_REUSE"); /* esper_alloc.c reads it for its own core */
-  esper_config config = {0};
-  if (order && !strcmp(order, "gate"))
-    config.reuse_order = ESPER_REUSE_GATE;
+  const char *bytes = getenv("ESPER_ALLOC_ALLOWANCE"); /* or off */
+  esper_config config = {.allowance = (size_t)128 << 20};
+  if (bytes && *bytes)
+    config.allowance = strcmp(bytes, "off") ? strtoull(bytes, NULL, 10) : ESPER_ALLOWANCE_OFF;
   if (!core)
     table.core_create(sim_driver(s()), &config, &core);
   return forked ? NULL : core;
@@ -175,6 +177,59 @@ SHOWN int sim_names(void)
 SHOWN int core_is_valid(void)
 {
   return table.core_is_valid(instance());
+}
+
+/* Waits as the core waits while the host is held back, until sim_let_go(). 0: that did not come. */
+static atomic_int is_held, may_go;
+static void wait_until_let_go(void *went)
+{
+  atomic_store(&is_held, 1);
+  for (int ms = 0; !atomic_load(&may_go) && ms < 20000; ms++)
+    usleep(1000);
+  *(int *)went = atomic_load(&may_go);
+  atomic_store(&is_held, 0);
+  atomic_store(&may_go, 0);
+}
+SHOWN int core_hold_back(void)
+{
+  esper_config config;
+  int went = 0;
+  table.get_config(instance(), &config);
+  config.while_waiting(wait_until_let_go, &went);
+  return went;
+}
+SHOWN int sim_is_held(void)
+{
+  return atomic_load(&is_held);
+}
+SHOWN void sim_let_go(void)
+{
+  atomic_store(&may_go, 1);
+}
+/* The same in a thread that Python does not know. */
+static void *hold_back(void *went)
+{
+  *(int *)went = core_hold_back();
+  return NULL;
+}
+SHOWN int core_hold_back_elsewhere(void)
+{
+  pthread_t thread;
+  int went = 0;
+  pthread_create(&thread, NULL, hold_back, &went);
+  pthread_join(thread, NULL);
+  return went;
+}
+/* The same when there is no Python any more; it is let go at once. */
+static void hold_back_at_the_end(void)
+{
+  sim_let_go();
+  printf("let go at the end: %d\n", core_hold_back());
+  fflush(stdout);
+}
+SHOWN void core_hold_back_at_the_end(void)
+{
+  atexit(hold_back_at_the_end);
 }
 
 /* An access to addresses without pages. As on a GPU it is enqueued all the same, and whatever asks
@@ -451,24 +506,44 @@ SHOWN cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
   return sim_pending(s(), current, stream) ? cudaErrorNotReady : cudaSuccess;
 }
-/* An event may be asked for while another device is current. */
-struct CUevent_st {
-  void *event;
+/* The core is given the program's events, so a handle is the simulated device's own. An event may
+ * be asked for while another device is current. */
+struct made {
+  cudaEvent_t event;
   int device;
+  struct made *next;
 };
+static struct made *made;
+static pthread_mutex_t made_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int device_of_event(cudaEvent_t event)
+{
+  pthread_mutex_lock(&made_lock);
+  const struct made *one = made;
+  while (one->event != event)
+    one = one->next;
+  int device = one->device;
+  pthread_mutex_unlock(&made_lock);
+  return device;
+}
 
 SHOWN cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
   (void)flags;
-  *event = malloc(sizeof **event);
-  **event = (struct CUevent_st){sim_event_create(s(), current), current};
+  struct made *one = malloc(sizeof *one);
+  *event = sim_event_create(s(), current);
+  pthread_mutex_lock(&made_lock);
+  *one = (struct made){*event, current, made};
+  made = one;
+  pthread_mutex_unlock(&made_lock);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags)
 {
   (void)flags;
-  sim_event_record(s(), event->device, event->event, stream);
-  complete_if_alone(event->device, stream);
+  int device = device_of_event(event);
+  sim_event_record(s(), device, event, stream);
+  complete_if_alone(device, stream);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
@@ -478,23 +553,31 @@ SHOWN cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 SHOWN cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
   (void)flags;
-  sim_stream_wait(s(), current, stream, event->event);
+  sim_stream_wait(s(), current, stream, event);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-  return sim_event_query(s(), event->device, event->event) == ESPER_OK ? cudaSuccess
-                                                                       : cudaErrorNotReady;
+  return sim_event_query(s(), device_of_event(event), event) == ESPER_OK ? cudaSuccess
+                                                                         : cudaErrorNotReady;
 }
 SHOWN cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-  sim_event_synchronize(s(), event->device, event->event);
+  sim_event_synchronize(s(), device_of_event(event), event);
   return cudaSuccess;
 }
 SHOWN cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-  sim_event_destroy(s(), event->device, event->event);
-  free(event);
+  int device = device_of_event(event);
+  pthread_mutex_lock(&made_lock);
+  struct made **place = &made;
+  while ((*place)->event != event)
+    place = &(*place)->next;
+  struct made *gone = *place;
+  *place = gone->next;
+  pthread_mutex_unlock(&made_lock);
+  free(gone);
+  sim_event_destroy(s(), device, event);
   return cudaSuccess;
 }
 

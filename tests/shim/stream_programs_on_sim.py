@@ -95,6 +95,12 @@ class Looks(Run):
             x = torch.empty(step.size, device=self.machine.device)
         self.made(step, step.stream, x)
 
+    def do_behind(self, place: int, step: Step) -> None:
+        self.machine.wait(step.other, self.machine.record(step.stream))
+        with self.machine.on(step.stream):
+            x = torch.empty(step.size, device=self.machine.device)
+        self.made(step, step.other, x)  # whose future must come after all earlier accesses
+
     def do_add(self, place: int, step: Step) -> None:
         inputs = self.reads(step.stream, *step.inputs)
         with self.machine.on(step.stream):

@@ -372,7 +372,11 @@ def test_variable_enables_at_import():
 @pytest.mark.parametrize(
     "name, value, words",
     [
-        ("ESPER_ALLOC_REUSE", "fast", "is not a reuse order: use auto, gate or grow"),
+        (
+            "ESPER_ALLOC_ALLOWANCE",
+            "fast",
+            "is not a size: use bytes, a size such as 128MiB, 1 GiB or 512M, or off",
+        ),
         ("ESPER_ALLOC_SEGMENTS", "big", "is not a kind of segments: use auto, mapped or classic"),
     ],
 )
@@ -396,7 +400,7 @@ def test_values_that_nobody_knows_are_named_at_once(name, value, words):
     )
     printed = run("import esper_alloc", ESPER_ALLOC="1", **{name: value})
     assert f"PyTorch keeps its own allocator: {name}={value} {words}" in printed
-    for good in ("", "classic" if "SEGMENTS" in name else "auto"):
+    for good in ("", "classic" if "SEGMENTS" in name else "1 GiB"):
         run("import esper_alloc; esper_alloc.enable()", **{name: good})
 
 
@@ -495,11 +499,11 @@ def test_enable_after_cuda_started_says_so():
     "argument, names",
     [
         ("uses", "marked or automatic"),
-        ("reuse", "auto, gate or grow"),
+        ("allowance", "bytes, a size such as 128MiB, 1 GiB or 512M, or off"),
         ("segments", "auto, mapped or classic"),
     ],
 )
-@pytest.mark.parametrize("value", ["x", "", 3, []])
+@pytest.mark.parametrize("value", ["x", "", -3, True, 1.5, []])
 def test_a_choice_that_there_is_not_is_an_error_at_once(argument, names, value, monkeypatch):
     """Before anything else is looked at: without torch, too."""
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -534,22 +538,53 @@ def test_choices_are_handed_to_the_core_and_to_children_and_kept():
     run(
         """
         import os, torch, esper_alloc
-        esper_alloc.enable(reuse="grow", segments="classic")
-        assert os.environ["ESPER_ALLOC_REUSE"] == "grow"
+        from esper_alloc.torch_allocator.sizes import parse_size
+        esper_alloc.enable(allowance="1 GiB", segments="classic")
+        assert os.environ["ESPER_ALLOC_ALLOWANCE"] == "1 GiB"
         assert os.environ["ESPER_ALLOC_SEGMENTS"] == "classic"
         assert "ESPER_ALLOC_USES" not in os.environ
         esper_alloc.enable()
-        esper_alloc.enable(reuse="grow")
-        for late in ({"reuse": "gate"}, {"segments": "auto"}):
+        for same in ("1024M", 1 << 30):
+            esper_alloc.enable(allowance=same)
+        for late in ({"allowance": None}, {"allowance": 0}, {"segments": "auto"}):
             try:
                 esper_alloc.enable(**late, uses="automatic")
             except RuntimeError as error:
                 assert "enabled already, with " in str(error)
             else:
                 raise AssertionError("changed")
-        assert os.environ["ESPER_ALLOC_REUSE"] == "grow"
+        assert parse_size(os.environ["ESPER_ALLOC_ALLOWANCE"]) == 1 << 30
+        assert os.environ["ESPER_ALLOC_SEGMENTS"] == "classic"
         assert "ESPER_ALLOC_USES" not in os.environ
         """
+    )
+
+
+@needs_shim
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [(None, "off"), ("off", "off"), (0, "0"), (1 << 20, "1048576"), ("7 K", "7 K")],
+)
+def test_an_allowance_is_given_as_a_size_or_off(given, found):
+    run(
+        f"""
+        import os, torch, esper_alloc
+        esper_alloc.enable(allowance={given!r})
+        assert os.environ["ESPER_ALLOC_ALLOWANCE"] == {found!r}
+        """
+    )
+
+
+@needs_shim
+def test_an_allowance_of_the_environment_stays_when_none_is_given():
+    run(
+        """
+        import os, torch, esper_alloc
+        esper_alloc.enable()
+        esper_alloc.enable(allowance=None)
+        assert os.environ["ESPER_ALLOC_ALLOWANCE"] == "off"
+        """,
+        ESPER_ALLOC_ALLOWANCE="off",
     )
 
 
@@ -616,12 +651,12 @@ def test_a_choice_that_comes_too_late_changes_nothing():
         import os, torch, esper_alloc
         torch.cuda.is_initialized = lambda: True
         try:
-            esper_alloc.enable(reuse="grow", uses="automatic")
+            esper_alloc.enable(allowance=0, uses="automatic")
         except RuntimeError as error:
             assert "came too late" in str(error)
         else:
             raise AssertionError("enabled")
-        assert not {"ESPER_ALLOC_REUSE", "ESPER_ALLOC_USES"} & set(os.environ)
+        assert not {"ESPER_ALLOC_ALLOWANCE", "ESPER_ALLOC_USES"} & set(os.environ)
         """
     )
 

@@ -31,7 +31,8 @@ side = torch.cuda.current_stream()
 
 def marks() -> None:
     record_use(x, side)
-    record_use([x, {"y": y}], side, gate=False)
+    record_use([x, {"y": y}], side, event=side.record_event())
+    record_use(x, side, event=side)  # type: ignore[arg-type]
     record_use(x, "side")  # type: ignore[arg-type]
     with using(x, y, stream=side) as scope:
         batch = {"x": x, "y": y}

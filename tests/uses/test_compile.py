@@ -114,7 +114,7 @@ def test_the_function_is_one_operator_at_its_place():
     graphs = on_fake_cuda(f, (4,))
     assert len(graphs.dynamo) == 1
     assert graphs.names() == ["sin.default", "cos.default", "record_use.default", "exp.default"]
-    assert graphs.marks() == [("record_use.default", (3, 0, True, False))]
+    assert graphs.marks() == [("record_use.default", (3, 0, False))]
 
 
 def test_the_method_is_the_same():
@@ -122,19 +122,19 @@ def test_the_method_is_the_same():
 
     def f(x):
         r = x.cos()
-        x.record_use(side, gate=False)
+        x.record_use(side)
         return r.exp()
 
     graphs = on_fake_cuda(f, (4,))
     assert graphs.names() == ["cos.default", "record_use.default", "exp.default"]
-    assert graphs.marks() == [("record_use.default", (5, 0, False, False))]
+    assert graphs.marks() == [("record_use.default", (5, 0, False))]
 
 
 def test_the_method_called_through_the_class_is_the_same():
     side, method = stream(5), None
 
     def f(x):
-        torch.Tensor.record_use(x, side, gate=False)
+        torch.Tensor.record_use(x, side)
         method(x, side)
         type(x).record_use(x, stream=side)
         functools.partial(torch.Tensor.record_use, stream=side)(x)
@@ -143,7 +143,6 @@ def test_the_method_called_through_the_class_is_the_same():
     method = torch.Tensor.record_use
     graphs = on_fake_cuda(f, (4,))
     assert graphs.names() == ["record_use.default"] * 4 + ["exp.default"]
-    assert [gate for _, (_, _, gate, _) in graphs.marks()] == [False, True, True, True]
 
 
 def test_without_a_stream_the_current_one_is_meant():
@@ -155,7 +154,7 @@ def test_without_a_stream_the_current_one_is_meant():
         return scope.take(y)
 
     marks = on_fake_cuda(f, (4,)).marks()
-    assert marks == [("record_use.default", (0, -1, True, False))] * 3
+    assert marks == [("record_use.default", (0, -1, False))] * 3
 
 
 @dataclasses.dataclass
@@ -278,7 +277,7 @@ def test_jagged_tensors_are_marked_in_their_parts(grad, monkeypatch):
     def f(x):
         y = x * 2
         esper_alloc.record_use(y)
-        y.record_use(gate=False)
+        y.record_use()
         return y.sin()
 
     rows = [torch.randn(2, 3), torch.randn(4, 3)]
@@ -287,7 +286,7 @@ def test_jagged_tensors_are_marked_in_their_parts(grad, monkeypatch):
     with torch.set_grad_enabled(grad):
         y = graphs.call(x)
     torch.testing.assert_close(y.values(), (x.values() * 2).sin())
-    assert [args for _, args in graphs.marks()] == [(0, -1, True, grad), (0, -1, False, grad)]
+    assert [args for _, args in graphs.marks()] == [(0, -1, grad)] * 2
     values = x.values().shape
     for node in graphs.forward[0].graph.nodes:
         if "esper_alloc" in str(node.target):
@@ -438,9 +437,6 @@ def test_cpu_tensors_leave_nothing_in_the_graph():
     [
         (lambda x: esper_alloc.record_use(5), "expected a tensor"),
         (lambda x: esper_alloc.record_use(x, "side"), "stream must be"),
-        (lambda x: esper_alloc.record_use(x, gate="no"), "gate must be True or False, not str"),
-        (lambda x: x.record_use(gate=1), "gate must be True or False, not int"),
-        (lambda x: x.record_use(gate=x), "gate must be True or False, not Tensor"),
         (lambda x: esper_alloc.using(x, stream="side"), "stream must be"),
     ],
 )
@@ -453,25 +449,12 @@ def test_bad_arguments_are_the_same_errors(call, message):
         Graphs(f).call(torch.ones(3))
 
 
-def test_a_gate_may_depend_on_sizes():
-    side = stream(3)
-
-    def f(x):
-        y = x.sin()
-        esper_alloc.record_use(y, side, gate=x.shape[0] > 3)
-        return y.cos()
-
-    for size, gate in ((4, True), (3, False)):
-        graphs = on_fake_cuda(f, (size,), dynamic=True)
-        assert graphs.marks() == [("record_use.default", (3, 0, gate, False))]
-
-
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_with_dynamic_shapes(strict):
     class Marks(torch.nn.Module):
         def forward(self, x):
             y = x * 2
-            esper_alloc.record_use(y, gate=x.shape[0] > 3)
+            esper_alloc.record_use(y)
             return y + 1
 
     dynamic = {"x": {0: torch.export.Dim("rows", min=4)}}
@@ -492,7 +475,7 @@ def test_touch_is_a_mark_until_the_free():
 
     graphs = on_fake_cuda(f, (4,))
     assert graphs.names() == ["sin.default", "record_use.default", "cos.default"]
-    assert graphs.marks() == [("record_use.default", (3, 0, True, True))]
+    assert graphs.marks() == [("record_use.default", (3, 0, True))]
 
 
 def test_the_same_stream_compiles_once_and_another_again():
@@ -541,10 +524,10 @@ def test_in_grad_mode_memory_is_protected_until_its_free(monkeypatch):
     w = torch.full((4,), 3.0, requires_grad=True)
     graphs.call(torch.ones(4), w).backward()
     assert torch.equal(w.grad, torch.full((4,), 6.0))
-    assert graphs.marks() == [("record_use.default", (0, -1, True, True))] * 2
+    assert graphs.marks() == [("record_use.default", (0, -1, True))] * 2
     with torch.inference_mode():
         graphs.call(torch.ones(4), w)
-    assert graphs.marks() == [("record_use.default", (0, -1, True, False))] * 2
+    assert graphs.marks() == [("record_use.default", (0, -1, False))] * 2
 
 
 def test_eager_backend_gets_the_calls_in_order():
@@ -616,7 +599,7 @@ def test_inductor_marks_the_buffer_that_was_read_and_uses_it_no_more(read_elsewh
     def f(x, w):
         y = (x @ w).relu()
         r = read_elsewhere.read(y)
-        OPS.record_use.default([y], 0, -1, True, False)
+        OPS.record_use.default([y], 0, -1, False)
         z = (x + 1) @ w
         return z @ w, r + 1
 
@@ -649,7 +632,7 @@ def test_inductor_keeps_a_read_without_result_before_the_mark(read_elsewhere):
     def f(x):
         y = x + 1
         read_elsewhere.launch(y)
-        OPS.record_use.default([y], 0, -1, True, False)
+        OPS.record_use.default([y], 0, -1, False)
         return x * 2
 
     lines = inductor_code(f, torch.randn(32))
@@ -661,7 +644,7 @@ def test_inductor_keeps_reads_of_views_before_the_mark(read_elsewhere):
     def f(x):
         y = x + 1
         r = read_elsewhere.read(y.view(8, 4)[1:])
-        OPS.record_use.default([y], 0, -1, True, False)
+        OPS.record_use.default([y], 0, -1, False)
         return (y * 3).sum(), r.exp()
 
     lines = inductor_code(f, torch.randn(4, 8))
@@ -694,7 +677,7 @@ def test_inductor_trains_through_marks_and_leaves_them_in_the_forward():
         OPS.enter_scope.default([x], 0, -1)
         z = y * 2
         OPS.leave_scope.default([x, w], 0, -1, True)
-        OPS.record_use.default([y, w], 0, -1, True, True)
+        OPS.record_use.default([y, w], 0, -1, True)
         return z.sum()
 
     def train(x, w):
@@ -719,19 +702,19 @@ def test_inductors_marks_last_until_the_free():
 
     def f(x):
         y = x.clone()
-        OPS.record_use.default([x], 0, -1, True, False)
+        OPS.record_use.default([x], 0, -1, False)
         return y.sin()
 
     lines = inductor_code(f, torch.randn(32))
     mark = lines[line_of(lines, "record_use.pinned")]
-    assert re.search(r"pinned\(\[arg0_1\], .*, True, True\)", mark), mark
+    assert re.search(r"pinned\(\[arg0_1\], .*, True\)", mark), mark
 
 
 def test_inductor_marks_inputs_that_it_writes_after_the_mark():
     def f(x):
         x.relu_()
         y = x.sum()
-        OPS.record_use.default([x], 0, -1, True, False)
+        OPS.record_use.default([x], 0, -1, False)
         return y
 
     lines = inductor_code(f, torch.randn(32))
@@ -741,7 +724,7 @@ def test_inductor_marks_inputs_that_it_writes_after_the_mark():
 def test_inductor_marks_what_has_a_size_that_depends_on_data():
     def f(x):
         found = x.nonzero().flatten()
-        OPS.record_use.default([found], 0, -1, True, False)
+        OPS.record_use.default([found], 0, -1, False)
         return x[found].sum()
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -752,7 +735,7 @@ def test_inductor_marks_what_has_a_size_that_depends_on_data():
 def test_inductor_with_dynamic_shapes():
     def f(x):
         y = (x + 1).relu()
-        OPS.record_use.default([y], 0, -1, True, False)
+        OPS.record_use.default([y], 0, -1, False)
         return y * 2
 
     with torch.no_grad(), compiled_anew():
@@ -768,8 +751,8 @@ def test_inductor_with_dynamic_shapes():
 @pytest.mark.parametrize(
     "operator, arguments",
     [
-        ("record_use", (0, -1, True, False)),
-        ("record_use.ordered", ([], 0, -1, True, True)),
+        ("record_use", (0, -1, False)),
+        ("record_use.ordered", ([], 0, -1, True)),
         ("enter_scope", (0, -1)),
         ("leave_scope", (0, -1, False)),
         ("leave_scope.ordered", ([], 0, -1, False)),
@@ -805,7 +788,7 @@ def test_modes_see_the_operators():
         x = torch.ones(3, device="cuda")
         with Seen() as seen:
             esper_alloc.record_use([x, {"x": x}], stream())
-            x.record_use(stream(), gate=False)
+            x.record_use(stream())
     assert seen.names == ["esper_alloc.record_use.default"] * 3
     assert fake is not None
 
@@ -852,7 +835,7 @@ def test_vmap_and_grad_mark_what_is_below():
     seen = []
 
     def f(x):
-        OPS.record_use.default([x], 0, -1, True, False)
+        OPS.record_use.default([x], 0, -1, False)
         seen.append(x)
         return (x * 2).sum()
 
@@ -941,7 +924,7 @@ sharded = DTensor.from_local(inner, init_device_mesh("cpu", (2,)), [Shard(0)])
 found = []
 containers.find_tensors([sharded, TwoTensor(inner, inner)], found)
 esper_alloc.record_use([sharded, TwoTensor(inner, inner)])
-torch.ops.esper_alloc.record_use.default([sharded], 0, -1, True, False)
+torch.ops.esper_alloc.record_use.default([sharded], 0, -1, False)
 tracing._MARKED = ("cpu",)
 graphs = []
 

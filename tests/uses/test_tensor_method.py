@@ -49,15 +49,12 @@ def test_it_takes_what_the_function_takes():
     stream = torch.Stream(stream_id=3, device_index=0, device_type=1)
     assert x.record_use() is None
     assert x.record_use(stream) is None
-    assert x.record_use(stream=stream, gate=False, event=None) is None
+    assert x.record_use(stream=stream, event=None) is None
     assert torch.nn.Parameter(x).record_use(stream) is None
     assert x.to_sparse().record_use() is None
-    with pytest.raises(TypeError, match="gate must be True or False, not str"):
-        x.record_use(stream, gate="no")
     signature = inspect.signature(torch.Tensor.record_use)
-    assert [*signature.parameters] == ["self", "stream", "event", "gate"]
-    for name in ("event", "gate"):
-        assert signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+    assert [*signature.parameters] == ["self", "stream", "event"]
+    assert signature.parameters["event"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 @pytest.mark.parametrize(
@@ -107,7 +104,7 @@ def test_mypy_knows_the_method_by_the_plugin(tmp_path):
         "import torch\n"
         "x, s, e = torch.Tensor(), torch.Stream(), torch._C._CudaEventBase()\n"
         "x.record_use()\n"
-        "x.record_use(s, event=e, gate=False)\n"
+        "x.record_use(s, event=e)\n"
         "x.record_use(3)\n"
         "x.record_use(s, e)\n"
     )

@@ -110,7 +110,7 @@ def test_cpu_tensors_need_nothing(record_use, value):
         assert record_use(value) is None
         assert record_use(value, cuda_stream()) is None
         assert record_use(value, torch.cpu.Stream()) is None
-        assert record_use(value, stream=None, gate=False) is None
+        assert record_use(value, stream=None, event=None) is None
 
 
 @pytest.mark.parametrize("value", [5, "text", 2.5, object(), torch.float32])
@@ -131,18 +131,6 @@ def test_bad_events_are_errors(record_use):
     if torch.version.cuda is not None:
         with pytest.raises(ValueError, match="not recorded yet"):
             record_use(torch.ones(1), event=torch.cuda.Event())
-
-
-@pytest.mark.parametrize("gate", ["no", "", 0, 1, None, torch.tensor(True)])
-def test_a_gate_that_is_no_bool_is_a_type_error(record_use, gate):
-    with pytest.raises(TypeError, match=f"gate must be True or False, not {type(gate).__name__}$"):
-        record_use(torch.ones(1), gate=gate)
-
-
-def test_a_gate_may_be_a_bool_of_numpy(record_use):
-    numpy = pytest.importorskip("numpy")
-    for gate in numpy.array([1, 3]) > 2:
-        record_use(torch.ones(1), gate=gate)
 
 
 def test_bad_calls_are_type_errors(record_use):
@@ -187,15 +175,6 @@ def test_values_of_a_dict_are_a_container(record_use, marked):
     assert record_use({"a": torch.ones(1)}.values()) is None
 
 
-def test_a_dicts_own_values_count_whatever_its_attribute_says():
-    """That one would list a reference that the dict does not hold."""
-    for kind in (collections.OrderedDict, collections.Counter):
-        lends = kind(x=1)
-        lends.values = lambda: [2]
-        assert containers.holds_children(lends)
-        assert containers.children(lends) == (1,)
-
-
 def test_containers_that_contain_themselves_end(record_use):
     endless: list = [torch.ones(1)]
     endless.append(endless)
@@ -215,17 +194,17 @@ def test_the_compiled_function_is_the_public_one():
 def test_every_tensor_is_marked_with_the_arguments(marked):
     a, b, c, d = (pretend(4) for _ in range(4))
     stream = cuda_stream()
-    use.record_use([a, {"x": (b, None)}, Batch(c, {"y": [d]})], stream, gate=False)
+    use.record_use([a, {"x": (b, None)}, Batch(c, {"y": [d]})], stream)
     assert len(marked) == 4
     assert all(m[0] is x for m, x in zip(marked, (a, b, c, d)))
-    assert all(m[1:] == (stream, None, False) for m in marked)
+    assert all(m[1:] == (stream, None) for m in marked)
 
 
 def test_a_bad_argument_marks_nothing(marked):
     with pytest.raises(TypeError):
         use.record_use([pretend(1)], "not a stream")
     with pytest.raises(TypeError):
-        use.record_use([pretend(1)], gate="no")
+        use.record_use([pretend(1)], event="no")
     assert marked == []
 
 
@@ -300,88 +279,38 @@ def test_memory_that_cannot_be_looked_at_is_left_to_record_stream(monkeypatch):
     assert use._mark_through_library(Wrapper(), cuda_stream()) is False
 
 
-def test_without_the_shim_grad_mode_means_record_stream(monkeypatch):
+@pytest.fixture
+def without_the_shim(monkeypatch):
+    """What is marked until the free (`held`), and what at the call (`exact`)."""
+    found = types.SimpleNamespace(held=[], exact=[])
     monkeypatch.setattr(use, "_compiled", None)
-    held, exact = [], []
-    monkeypatch.setattr(use, "_record_stream", lambda t, s: held.append(t))
-    monkeypatch.setattr(use, "_mark_through_library", lambda t, s: exact.append(t) or True)
+    monkeypatch.setattr(use, "_record_stream", lambda t, s: found.held.append(t))
+    monkeypatch.setattr(use, "_mark_through_library", lambda t, s: found.exact.append(t) or True)
+    return found
+
+
+def test_without_the_shim_grad_mode_means_record_stream(without_the_shim):
     x, stream = pretend(3), cuda_stream()
-    use._mark_cuda(x, stream, None, True)
-    assert (len(held), len(exact)) == (1, 0)
-    with torch.no_grad():
-        use._mark_cuda(x, stream, None, True)
-        assert (len(held), len(exact)) == (1, 1)
-        use._mark_cuda(x, stream, None, False)  # no such function in C
-        assert (len(held), len(exact)) == (2, 1)
+    use._mark_cuda(x, stream, None)
+    assert (without_the_shim.held, without_the_shim.exact) == ([x], [])
+    for off in (torch.no_grad(), torch.inference_mode()):
+        with off:
+            use._mark_cuda(x, stream, None)
+    assert (len(without_the_shim.held), len(without_the_shim.exact)) == (1, 2)
 
 
-def in_a_custom_function(mark):
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            mark()
-            return x * 2
+def test_without_the_shim_backward_is_like_grad_mode(without_the_shim):
+    modes = []
 
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    Function.apply(torch.ones(1, requires_grad=True))
-
-
-def in_backward(mark):
-    y = torch.ones(1, requires_grad=True) * 2
-    y.register_hook(lambda grad: mark())
-    y.backward()
-
-
-def in_a_hook_that_packs(mark):
-    def pack(x):
-        mark()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        torch.ones(1, requires_grad=True).exp()
-
-
-@pytest.mark.parametrize("place", [in_a_custom_function, in_backward, in_a_hook_that_packs])
-def test_without_the_shim_marks_where_autograd_saves_mean_record_stream(monkeypatch, place):
-    """Grad mode is off in all of them."""
-    held, modes = [], []
-    monkeypatch.setattr(use, "_compiled", None)
-    monkeypatch.setattr(use, "_record_stream", lambda t, s: held.append(t))
-    monkeypatch.setattr(use, "_mark_through_library", lambda t, s: True)
-    x, stream = pretend(3), cuda_stream()
-
-    def mark():
+    def mark(grad):
         modes.append(torch.is_grad_enabled())
-        use._mark_cuda(x, stream, None, True)
+        use._mark_cuda(pretend(3), cuda_stream(), None)
 
-    place(mark)
-    assert len(held) == len(modes) > 0 and not any(modes)
-
-
-def test_without_the_shim_inference_mode_hides_forward(monkeypatch):
-    """A mark there is exact only where the stack shows that no forward runs."""
-    monkeypatch.setattr(use, "_compiled", None)
-    held, exact = [], []
-    monkeypatch.setattr(use, "_record_stream", lambda t, s: held.append(t))
-    monkeypatch.setattr(use, "_mark_through_library", lambda t, s: exact.append(t) or True)
-    x, stream = torch.ones(1), cuda_stream()
-
-    def mark():
-        with torch.inference_mode():
-            use._mark_cuda(x, stream, None, True)
-
-    in_a_custom_function(mark)
-    assert (len(held), len(exact)) == (1, 0)
-    mark()
-    is_seen = hasattr(torch.autograd.Function.apply, "__func__")
-    assert (len(held), len(exact)) == ((1, 1) if is_seen else (2, 0))
-    monkeypatch.setattr(torch.autograd.Function, "apply", len)  # PyTorch 2.14's is in C, too
-    before = len(held)
-    mark()
-    assert len(held) == before + 1
+    y = torch.ones(1, requires_grad=True) * 2
+    y.register_hook(mark)
+    y.backward()
+    assert modes == [False]
+    assert (len(without_the_shim.held), len(without_the_shim.exact)) == (1, 0)
 
 
 def test_without_the_shim_touch_is_record_stream(monkeypatch):
@@ -611,7 +540,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 assert use._compiled is None
 esper_alloc.install_tensor_method()
 marks = []
-use._mark_cuda = lambda tensor, stream, event, gate: marks.append((tuple(tensor.shape), stream, gate))
+use._mark_cuda = lambda tensor, stream, event: marks.append((tuple(tensor.shape), stream))
 class Entered:
     def __init__(self, stream):
         marks.append("enter")
@@ -627,7 +556,7 @@ def function(x):
 
 def method(x):
     y = x + 1
-    y.record_use(side, gate=False)
+    y.record_use(side)
     return y * 2
 
 def scope(x):
@@ -636,7 +565,7 @@ def scope(x):
     return y * 2
 
 wanted = {
-    function: [((3,), side, True)], method: [((3,), side, False)], scope: ["enter", "leave"],
+    function: [((3,), side)], method: [((3,), side)], scope: ["enter", "leave"],
 }
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")

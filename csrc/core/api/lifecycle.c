@@ -17,7 +17,6 @@
 #include "../order/device.h"
 #include "../order/event.h"
 #include "../order/stream.h"
-#include "../order/wait_log.h"
 #include "../pools/pool.h"
 #include "../pools/routing.h"
 #include "../pools/source.h"
@@ -53,7 +52,6 @@ static void device_destroy(device_t *device)
 {
   core_t *core = device->core;
   caches_close(device);
-  wait_log_clear(device);
   shared_forget(device, true);
   sleepers_trim(device, true);
   if (device->copier)
@@ -80,9 +78,8 @@ static void device_destroy(device_t *device)
       free(pool);
   }
   pool_stats_destroy(&device->pool_stats);
-  for (int i = 0; i < 2; i++)
-    if (atomic_load(&device->carriers[i]))
-      call_stream_destroy(core, device->index, atomic_load(&device->carriers[i])->handle);
+  if (atomic_load(&device->carrier))
+    call_stream_destroy(core, device->index, atomic_load(&device->carrier)->handle);
   for (route_t *o = device->routes, *older; o; o = older) {
     older = o->older;
     route_discard(o);
@@ -151,8 +148,8 @@ void esper_core_destroy(esper_core *core)
   if (!core)
     return;
   for (int i = 0; i < core->device_count; i++)
-    if (atomic_load(&core->devices[i].ready) && drain_may_wait(&core->devices[i]))
-      drain_device(&core->devices[i], false); /* work of one may use memory of another */
+    if (atomic_load(&core->devices[i].ready))
+      drain_device(&core->devices[i], DRAIN_LIMITED); /* work of one may use memory of another */
   for (int i = 0; i < core->device_count; i++)
     device_destroy(&core->devices[i]);
   stream_destroy_all(core);
@@ -170,21 +167,6 @@ int esper_device_count(const esper_core *core)
   return core->device_count;
 }
 
-esper_status esper_stream_set_traits(esper_core *core, esper_stream stream, unsigned traits)
-{
-  device_t *device;
-  presented_t p;
-  if (traits & ~ESPER_TRAIT_RENDEZVOUS)
-    return error_set(ESPER_INVALID, "stream traits are %#x: use 0 or ESPER_TRAIT_RENDEZVOUS",
-                     traits);
-  esper_status status = core_device(core, stream.device, &device);
-  if (status == ESPER_OK)
-    status = stream_present(core, stream, &p);
-  if (status == ESPER_OK)
-    stream_set_traits(p.stream, traits);
-  return status;
-}
-
 esper_status esper_configure(esper_core *core, const esper_config *config)
 {
   esper_status status = config_set(core, config);
@@ -192,6 +174,8 @@ esper_status esper_configure(esper_core *core, const esper_config *config)
     device_t *device = &core->devices[i];
     lock(&device->lock);
     caches_close(device); /* how they serve depends on the configuration */
+    for (heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+      heap->allowance_doubled = 0;
     unlock(&device->lock);
   }
   return status;

@@ -72,34 +72,22 @@ esper_status esper_free(esper_core *core, void *ptr)
   return free_block(core, ptr);
 }
 
-static esper_status no_such_flag(unsigned flags)
-{
-  return error_set(ESPER_INVALID,
-                   "flags of a use are %#x: use ESPER_USE_NO_GATE and ESPER_USE_UNTIL_FREE only",
-                   flags);
-}
-
 esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t count,
                               esper_stream stream, unsigned flags, size_t *marked)
 {
   device_t *device;
-  if (flags & ~(ESPER_USE_NO_GATE | ESPER_USE_UNTIL_FREE))
-    return no_such_flag(flags);
+  if (flags & ~ESPER_USE_UNTIL_FREE)
+    return error_set(ESPER_INVALID, "flags of a use are %#x: use 0 or ESPER_USE_UNTIL_FREE", flags);
   esper_status status = core_device(core, stream.device, &device);
   return status == ESPER_OK ? mark_use(core, ptrs, count, stream, flags, marked) : status;
 }
 
 esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, size_t count,
-                                    void *event, int device_index, unsigned flags, size_t *marked)
+                                    void *event, int device_index, size_t *marked)
 {
   device_t *device;
-  if (flags & ESPER_USE_UNTIL_FREE)
-    return error_set(ESPER_INVALID, "a use that ends with an event cannot last until the free: "
-                                    "leave out ESPER_USE_UNTIL_FREE, or the event");
-  if (flags & ~ESPER_USE_NO_GATE)
-    return no_such_flag(flags);
   esper_status status = core_device(core, device_index, &device);
-  return status == ESPER_OK ? mark_use_event(core, ptrs, count, event, device_index, flags, marked)
+  return status == ESPER_OK ? mark_use_event(core, ptrs, count, event, device_index, marked)
                             : status;
 }
 
@@ -155,11 +143,11 @@ static void trim_metadata(device_t *device)
 /* The caller has entered the pool (NULL: all pools), which this leaves again. */
 static esper_status empty_cache(device_t *device, pool_t *pool)
 {
-  esper_status status = drain_device(device, true);
+  esper_status status = drain_device(device, DRAIN_GENTLY | DRAIN_LIMITED);
   lock(&device->lock);
   device->stats.num_sync_all_streams++;
   unlock(&device->lock);
-  imports_reap(device, true);
+  imports_reap(device);
   release_cached(device, pool, true, SIZE_MAX);
   if (pool) {
     lock(&device->lock);
@@ -169,8 +157,8 @@ static esper_status empty_cache(device_t *device, pool_t *pool)
     pool_bury(device);
   }
   trim_metadata(device);
-  /* In a capture only memory whose uses had completed could go: no error. */
-  return status == ESPER_CAPTURING ? ESPER_OK : status;
+  /* Then only memory whose uses had completed could go: no error. */
+  return status == ESPER_CAPTURING || status == ESPER_NOT_READY ? ESPER_OK : status;
 }
 
 esper_status esper_empty_cache(esper_core *core, int device_index, esper_pool *pool)

@@ -60,10 +60,7 @@ static esper_use_entry use_entry(const block_t *block, const use_t *use)
       .device = use->stream->device->index,
       .stream = use->stream->handle,
       .number = use_number(use),
-      .kind = (use_is_rendezvous(use) ? ESPER_ENTRY_NO_GATE : 0u) |
-              (!(use->flags & USE_AT_FREE)  ? 0u
-               : use->flags & USE_GATE_LATE ? ESPER_ENTRY_AT_FREE
-                                            : ESPER_ENTRY_UNTIL_FREE) |
+      .kind = (use->flags & USE_AT_FREE ? ESPER_ENTRY_AT_FREE : 0u) |
               (held ? ESPER_ENTRY_HELD : 0u) | (captured ? ESPER_ENTRY_CAPTURED : 0u),
   };
 }

@@ -9,9 +9,8 @@
 #include "../blocks/free_blocks.h"
 #include "../blocks/map.h"
 #include "../blocks/use.h"
-#include "../order/capture.h"
 #include "../order/device.h"
-#include "../order/wait_log.h"
+#include "../requests/hold_back.h"
 #include "../pools/pool.h"
 #include "../stats/pool_stats.h"
 #include "../stats/stats.h"
@@ -88,8 +87,12 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
   pools_retire(device);
   lock(&device->lock);
   *counters = device->counters;
-  for (const heap_t *heap = device->heaps; heap; heap = heap->next_on_device)
+  for (const heap_t *heap = device->heaps; heap; heap = heap->next_on_device) {
     count_pending(heap, counters);
+    uint64_t allowance = allowance_of(heap);
+    if (allowance != SIZE_MAX && allowance > counters->allowance)
+      counters->allowance = allowance;
+  }
   counters->uses_pending = device->uses.live;
   counters->bytes_orphaned = device->orphaned_bytes;
   counters->metadata_bytes = arena_used_bytes(&device->blocks) +
@@ -102,16 +105,6 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
   counters->events_created = device->events_created;
   unlock(&device->events_lock);
   return ESPER_OK;
-}
-
-esper_status esper_gates_copy(esper_core *core, int device_index, esper_gate_entry **entries,
-                              size_t *count)
-{
-  device_t *device;
-  *entries = NULL;
-  *count = 0;
-  esper_status status = core_used_device(core, device_index, &device);
-  return device ? wait_log_copy(device, entries, count) : status;
 }
 
 const char *esper_driver_call_name(int call)

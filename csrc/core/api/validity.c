@@ -10,7 +10,6 @@
 #include "../order/capture.h"
 #include "../order/event.h"
 #include "../order/record.h"
-#include "../order/wait_log.h"
 #include "../pools/pool.h"
 #include "../stats/pool_stats.h"
 
@@ -68,9 +67,8 @@ static bool device_is_valid(device_t *device)
     valid = segment_is_valid(s);
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
-  valid = valid && statistics_are_valid(device) && wait_log_is_valid(device) &&
-          slack_is_valid(device) && fences_are_valid(device) && orphans_are_valid(device) &&
-          pool_stats_are_valid(device);
+  valid = valid && statistics_are_valid(device) && slack_is_valid(device) &&
+          fences_are_valid(device) && orphans_are_valid(device) && pool_stats_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);

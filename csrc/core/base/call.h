@@ -40,10 +40,8 @@
   D(stream_create, (core_t *c, int d, void **stream), (d, stream))                                 \
   D(stream_destroy, (core_t *c, int d, void *stream), (d, stream))                                 \
   D(stream_wait, (core_t *c, int d, void *stream, void *event), (d, stream, event))                \
-  D(capture_point, (core_t *c, int d, void *stream, uint64_t capture, void **node),                \
-    (d, stream, capture, node))                                                                    \
-  D(capture_depend, (core_t *c, int d, void *stream, uint64_t capture, void *node),                \
-    (d, stream, capture, node))                                                                    \
+  D(capture_tails, (core_t *c, int d, void *stream, uint64_t capture, void **tails,                \
+    size_t *count), (d, stream, capture, tails, count))                                            \
   D(capture_before, (core_t *c, int d, void *stream, uint64_t capture, void *node, void **before,  \
     size_t *count), (d, stream, capture, node, before, count))                                     \
   D(event_create, (core_t *c, int d, void **event), (d, event))                                    \

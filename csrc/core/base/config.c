@@ -37,11 +37,6 @@ esper_status config_set(core_t *core, const esper_config *given)
   static const esper_config defaults;
   if (!given)
     given = &defaults;
-  if (given->reuse_order > ESPER_REUSE_GROW)
-    return error_set(ESPER_INVALID,
-                     "reuse_order is %d: use ESPER_REUSE_AUTO, ESPER_REUSE_GATE or "
-                     "ESPER_REUSE_GROW",
-                     (int)given->reuse_order);
   if (given->segments > ESPER_SEGMENTS_MAPPED)
     return error_set(ESPER_INVALID,
                      "segments is %d: use ESPER_SEGMENTS_AUTO, ESPER_SEGMENTS_CLASSIC or "

@@ -7,10 +7,8 @@
 
 /* R(name, number in docs/rules.md, the rule in one sentence) */
 #define ESPER_RULES(R)                                                                             \
-  R(NUMBER_WITH_RECORD, "1a", "a number is taken and its event recorded in one step")              \
-  R(CLOCK_AFTER_WAIT, "1b", "the vector clock rises only after the wait succeeded")                \
-  R(GATE_RAISES_ONE, "2a", "a gate raises one entry of the vector clock")                          \
-  R(GATE_IS_REMEMBERED, "2b", "a stream does not wait twice for the same number")                  \
+  R(NUMBER_WITH_RECORD, "1", "a number is taken and its event recorded in one step")               \
+  R(NEVER_WAITS, "2", "no stream is made to wait for what memory owes")                            \
   R(STAMP_IS_NEXT, "3", "only an event recorded after the free covers owner order")                \
   R(CACHE_STAMPS, "3b", "a free without the lock stamps its block, too")                           \
   R(LATE_WAITS_COUNT, "3c",                                                                        \
@@ -19,17 +17,15 @@
   R(MERGE_UNITES_USES, "4b", "a merged block owes what both parts owed")                           \
   R(MERGE_TAKES_LATER_STAMP, "4c", "a merged block has the later stamp")                           \
   R(LOAN_MAKES_USE, "4d", "a lent block has a use by all streams, which ends at the free")         \
-  R(LOAN_NEEDS_COMPLETION, "4e", "another stream gets only memory that has completed or is gated") \
+  R(LOAN_NEEDS_COMPLETION, "4e", "another stream gets only memory that has completed")             \
   R(RELEASE_NEEDS_COMPLETION, "4f", "memory goes back only when all that it owes has completed")   \
-  R(MOVE_NEEDS_COMPLETION, "4g", "a segment changes its home only when it owes nothing")           \
-  R(MARK_FROM_ANY_DEVICE, "4h", "a mark on a stream of another device adds a use, too")            \
-  R(RUN_REST_KEEPS_USES, "4i", "the rest of a run owes what its last block owed")                  \
-  R(CHECKPOINT_KEEPS_USES, "4j", "restoring a checkpoint drops no obligation")                     \
-  R(UNMAP_NEEDS_COMPLETION, "4k", "pages are unmapped only when their block owes nothing")         \
-  R(LENT_PAGES_NEED_COMPLETION, "4l",                                                              \
+  R(MARK_FROM_ANY_DEVICE, "4g", "a mark on a stream of another device adds a use, too")            \
+  R(CHECKPOINT_KEEPS_USES, "4h", "restoring a checkpoint drops no obligation")                     \
+  R(UNMAP_NEEDS_COMPLETION, "4i", "pages are unmapped only when their block owes nothing")         \
+  R(LENT_PAGES_NEED_COMPLETION, "4j",                                                              \
     "another stream gets pages only of a block that owes nothing")                                 \
-  R(LENT_PAGES_KEEP_STAMP, "4m", "pages that move within a heap still owe what they owed")         \
-  R(CACHE_OWES_NOTHING, "4n", "a block that owes a use does not enter the block cache")            \
+  R(LENT_PAGES_KEEP_STAMP, "4k", "pages that move within a heap still owe what they owed")         \
+  R(CACHE_OWES_NOTHING, "4l", "a block that owes a use does not enter the block cache")            \
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use for each stream")                         \
   R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")                    \
   R(COMPLETED_USES_LEAVE, "5c", "a use that has completed is dropped")                             \
@@ -50,11 +46,8 @@
   R(MORTAL_HANDLES, "9b", "a mortal stream's handle serves only the call that presents it")        \
   R(ENDED_OWES_NOTHING, "9c", "an ended stream's entry serves again only if nothing refers to it") \
   R(UNSEEN_USES_COUNT, "9d", "what is live when an observer begins is used on all streams")        \
-  R(GATE_ON_REQUEST, "10a", "a use with gate=False is never gated on")                             \
-  R(GATE_NOT_AT_FREE, "10b", "uses by record_stream are not gated on while memory can grow")       \
-  R(RENDEZVOUS_NOT_GATED, "10c", "nobody waits for a stream with the rendezvous trait")            \
-  R(READY_FIRST, "10d", "no stream waits for a pending block while a ready one serves")            \
-  R(OWNER_NOT_GATED_EARLY, "10e", "owner order elsewhere is not gated on while memory can grow")   \
+  R(WAITS_END, "10a", "a wait of the host ends when nothing completes")                            \
+  R(WAITS_IN_VAIN_ARE_RARE, "10b", "a stream that was waited for in vain is left alone")           \
   R(SLEEP_NEEDS_COMPLETION, "11a", "pages go to sleep only when all work before has completed")    \
   R(SLEEP_KEEPS_GRAPHS, "11b", "free memory that a graph may read keeps its contents, too")        \
   R(UNMAP_AFTER_COPY, "11c", "a page that sleeps is unmapped only when its copy has completed")    \

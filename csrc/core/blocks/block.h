@@ -41,11 +41,8 @@ struct block {
     size_t requested; /* bytes, by the last malloc; until satisfied */
     block_t **place;  /* ready: the link that points to it in its bin */
   };
-  uint8_t state; /* a block_state; see block_set_state */
-  union {
-    bool plain;  /* live: at home, outside captures, not oversize */
-    bool barred; /* pending: counted in heap->pending_index.barred */
-  };
+  uint8_t state;       /* a block_state; see block_set_state */
+  bool plain;          /* live: at home, outside captures, not oversize */
   bool withheld;       /* free, but serves no request until its pool is quiesced */
   bool counted_active; /* the statistics count it as active */
   uint32_t user;       /* the stream that it was last handed out on; see block_user */

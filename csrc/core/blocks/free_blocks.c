@@ -2,7 +2,6 @@
 
 #include "../base/config.h"
 #include "../base/core_assert.h"
-#include "../order/capture.h"
 #include "../stats/stats.h"
 #include "block.h"
 #include "block_cache.h"
@@ -59,8 +58,6 @@ static void add_pending(block_t *block)
   heap_t *heap = block->segment->heap;
   insert(block, heap->pending, BLOCK_PENDING);
   append_pending(heap, block);
-  block->barred = false;
-  heap->pending_index.bytes += block->size;
   pending_index_add(heap, block);
 }
 
@@ -72,8 +69,6 @@ void free_blocks_claim(block_t *block)
   core_assert(!ready || cache_is_quiet(&heap->cache));
   bins_remove(ready ? &heap->ready[large] : &heap->pending[large], block);
   if (!ready) {
-    pending_index_remove(heap, block);
-    heap->pending_index.bytes -= block->size;
     remove_pending(heap, block);
   }
   if (block_counts_as_split(block))
@@ -246,14 +241,6 @@ void free_blocks_add_beside_cache(block_t *block)
 
 /* ---- pending blocks ---------------------------------------------------------- */
 
-/* Counts the edges that a capture did not need. Not outside captures: most promoted blocks have
- * completed there, and nothing tells whether that spared a gate. */
-static void count_spared(const heap_t *heap, const block_t *block)
-{
-  for (const use_t *use = block->uses; use && heap->branch; use = use->next)
-    heap->device->counters.gates_skipped += use->point.branch != heap->branch;
-}
-
 /* The marked uses of a pending block are over. */
 static void count_unmarked(block_t *block)
 {
@@ -277,7 +264,6 @@ bool free_blocks_promote(heap_t *heap)
   for (block_t *block = heap->oldest_pending, *newer; block; block = newer) {
     newer = block->newer;
     if (is_satisfied_at_home(block)) {
-      count_spared(heap, block);
       free_blocks_claim(block);
       free_blocks_add(block);
       any = true;
@@ -333,218 +319,4 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large)
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large)
 {
   return best_ready(heap, size, large, true);
-}
-
-block_t *free_blocks_best_inside(const heap_t *heap, size_t size, bool large, bool at_free_too)
-{
-  const config_t *config = config_of(heap->device->core);
-  for (int ready = 1; ready >= 0; ready--) {
-    const bins_t *bins = ready ? &heap->ready[large] : &heap->pending[large];
-    for (block_t *b = bins_best_fit(bins, size); b; b = bins_next(bins, b)) {
-      if (fits(config, b, size) && !b->stamp && branch_may_be_gated(heap->branch, b, at_free_too))
-        return b;
-    }
-  }
-  return NULL;
-}
-
-bool free_blocks_may_be_gated(const block_t *block, const stream_t *taker, bool at_free_too)
-{
-  if (block->withheld)
-    return false;
-  for (const use_t *use = block->uses; use; use = use->next)
-    if (!use_is_satisfied(use, taker) && !use_may_be_gated(use, at_free_too))
-      return false;
-  return true;
-}
-
-enum { SPARED = 2 };
-
-/* The blocks that a search leaves alone. */
-typedef struct spared {
-  const block_t *block[SPARED]; /* NULL: none */
-} spared_t;
-
-static spared_t spare_newest(const heap_t *heap, bool large, gate_choice_t choice)
-{
-  enum { MOST = 64 }; /* blocks that are looked at */
-  spared_t spared = {{NULL}};
-  if (choice != GATE_ALL_BUT_NEWEST)
-    return spared;
-  const block_t *b = heap->newest_pending;
-  for (int found = 0, i = 0; b && found < SPARED && i < MOST; i++, b = b->older)
-    if (b->segment->large == large && !b->barred)
-      spared.block[found++] = b;
-  return spared;
-}
-
-static bool is_spared(const spared_t *spared, const block_t *block)
-{
-  for (int i = 0; i < SPARED; i++)
-    if (spared->block[i] == block)
-      return true;
-  return false;
-}
-
-/* Without a search: no pending block can be gated on. */
-static bool none_is_gateable(const heap_t *heap, bool large, gate_choice_t choice)
-{
-  size_t spared = choice == GATE_ALL_BUT_NEWEST ? SPARED : 0;
-  return choice != GATE_AT_LAST &&
-         heap->pending[large].count <= heap->pending_index.barred[large] + spared;
-}
-
-block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *taker, size_t size,
-                                   bool large, gate_choice_t choice)
-{
-  enum { MOST = 64 }; /* blocks: the best fit is good enough for a short wait */
-  const bins_t *bins = &heap->pending[large];
-  const config_t *config = config_of(heap->device->core);
-  const bool late_too = choice == GATE_AT_LAST;
-  if (none_is_gateable(heap, large, choice))
-    return NULL;
-  const spared_t spared = spare_newest(heap, large, choice);
-  block_t *best = bins_best_fit(bins, size);
-  while (best && !(fits(config, best, size) && !is_spared(&spared, best) &&
-                   free_blocks_may_be_gated(best, taker, late_too)))
-    best = bins_next(bins, best);
-  if (!best)
-    return NULL;
-  size_t limit = best->size + best->size / 8;
-  block_t *oldest = heap->oldest_pending;
-  for (int i = 0; oldest && oldest != best && i < MOST; i++, oldest = oldest->newer)
-    if (oldest->segment->large == large && oldest->size >= size && oldest->size <= limit &&
-        fits(config, oldest, size) && !is_spared(&spared, oldest) &&
-        free_blocks_may_be_gated(oldest, taker, late_too))
-      return oldest;
-  return best;
-}
-
-/* ---- runs -------------------------------------------------------------- */
-
-typedef struct search {
-  const config_t *config;
-  const stream_t *taker;
-  size_t size;
-  bool late_too;
-  spared_t spared;
-  int left; /* how many blocks may still be looked at */
-  run_t best;
-} search_t;
-
-static bool may_join(search_t *search, const block_t *block)
-{
-  return block && block_is_in_bin(block) && search->left-- > 0 &&
-         !is_spared(&search->spared, block) &&
-         free_blocks_may_be_gated(block, search->taker, search->late_too);
-}
-
-/* Looks at every shortest run in the range of neighbours that begins with `first`. Returns the
- * address where the range ends. */
-static uintptr_t search_neighbours(search_t *search, block_t *first)
-{
-  uintptr_t end = first->address;
-  size_t size = 0;
-  for (block_t *last = first; may_join(search, last); last = last->next) {
-    end = last->address + last->size;
-    size += last->size;
-    for (; size - first->size >= search->size; first = first->next)
-      size -= first->size;
-    if (size >= search->size &&
-        (first->segment->pages || config_fits(search->config, size, search->size)) &&
-        (!search->best.first || size < search->best.size))
-      search->best = (run_t){first, last, size};
-  }
-  return end;
-}
-
-run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *taker, size_t size, bool large,
-                               gate_choice_t choice)
-{
-  enum { MOST = 256 }; /* blocks: a longer search would cost more than new memory */
-  int passed_over = 0; /* blocks of the other size class */
-  search_t search = {.config = config_of(heap->device->core),
-                     .taker = taker,
-                     .size = size,
-                     .late_too = choice == GATE_AT_LAST,
-                     .left = MOST};
-  uintptr_t begin = 0, end = 0; /* the range that was searched last */
-  if (!heap->pending[large].count || none_is_gateable(heap, large, choice))
-    return search.best;
-  search.spared = spare_newest(heap, large, choice);
-  for (block_t *b = heap->oldest_pending; b && search.left > 0; b = b->newer) {
-    if (b->segment->large != large && ++passed_over > 4 * MOST)
-      break;
-    if (b->segment->large != large || (b->address >= begin && b->address < end))
-      continue;
-    block_t *first = b;
-    if (!may_join(&search, first))
-      continue;
-    while (may_join(&search, first->prev))
-      first = first->prev;
-    begin = first->address;
-    end = search_neighbours(&search, first);
-  }
-  return search.best;
-}
-
-void free_blocks_claim_run(run_t run)
-{
-  for (block_t *b = run.first;; b = b->next) {
-    free_blocks_claim(b);
-    if (b == run.last)
-      return;
-  }
-}
-
-/* free_blocks_add may merge a block into the one before it, so `next` is read first. */
-void free_blocks_add_run(run_t run)
-{
-  for (block_t *b = run.first, *next;; b = next) {
-    bool last = b == run.last;
-    next = b->next;
-    free_blocks_add(b);
-    if (last)
-      return;
-  }
-}
-
-/* The taker was gated on what the blocks owe. Only the last block keeps what it owes, because its
- * rest still owes that. */
-block_t *free_blocks_unite(run_t run, size_t size)
-{
-  device_t *device = device_of(run.first);
-  size_t before = run.size - run.last->size; /* bytes of the blocks before the last */
-  core_assert(before < size);
-  cache_close(run.first->segment->heap);
-  for (block_t *b = run.first; b != run.last; b = b->next) {
-    block_count_inactive(b);
-    uses_drop(device, b);
-  }
-  block_count_inactive(run.last);
-  if (!RULE(RUN_REST_KEEPS_USES) && run.first != run.last)
-    uses_drop(device, run.last);
-  block_t *rest = size < run.size ? block_split(device, run.last, size - before) : NULL;
-  if (rest)
-    free_blocks_add(rest);
-  for (bool more = run.first != run.last; more;) {
-    more = run.first->next != run.last;
-    block_merge_next(device, run.first);
-  }
-  return run.first;
-}
-
-bool free_blocks_near_gateable(const heap_t *heap, const stream_t *taker, size_t size)
-{
-  enum { MOST = 16 }; /* blocks: a preference is not worth a longer search */
-  const bins_t *bins = &heap->pending[true];
-  int looked = 0;
-  for (block_t *b = bins_best_fit(bins, size); b && looked < MOST; b = bins_next(bins, b)) {
-    if (b->size - size > size / 8)
-      break;
-    if (free_blocks_may_be_gated(b, taker, false))
-      return true;
-    looked++;
-  }
-  return false;
 }

@@ -3,9 +3,7 @@
  * A free block is *ready* when its heap's stream may have it at once, else *pending*. Ready
  * neighbours merge. Pending blocks do not, so that a long use of a small block does not hold a
  * large one. Some free blocks are in the heap's cache (block_cache.h) instead; a function that
- * changes what is ready closes or pauses the cache first.
- *
- * The *taker* is the stream, or branch, that wants the memory. */
+ * changes what is ready closes or pauses the cache first. */
 #ifndef ESPER_FREE_BLOCKS_H
 #define ESPER_FREE_BLOCKS_H
 
@@ -51,48 +49,6 @@ block_t *free_blocks_best_ready(const heap_t *heap, size_t size, bool large);
 /* The ready block that fits best of those that are a whole segment and owe nothing. NULL: there is
  * none. */
 block_t *free_blocks_best_whole(const heap_t *heap, size_t size, bool large);
-
-/* The block of a capture's heap that fits best of those that its branch may have, with edges from
- * marked uses; with `at_free_too` also from uses by record_stream. NULL: there is none. */
-block_t *free_blocks_best_inside(const heap_t *heap, size_t size, bool large, bool at_free_too);
-
-/* Whether the taker may be gated on all uses that the block still owes it; with `at_free_too` also
- * on uses by record_stream and the like (USE_GATE_LATE). */
-bool free_blocks_may_be_gated(const block_t *block, const stream_t *taker, bool at_free_too);
-
-/* Which pending blocks a search may find. */
-typedef enum gate_choice {
-  GATE_NOW,            /* those whose uses may be gated on at any time */
-  GATE_ALL_BUT_NEWEST, /* the same, but the two that became pending last are spared */
-  GATE_AT_LAST,        /* also those with uses by record_stream and the like (USE_GATE_LATE) */
-} gate_choice_t;
-
-/* The pending block that fits best of those that the taker may be gated on. */
-block_t *free_blocks_best_gateable(const heap_t *heap, const stream_t *taker, size_t size,
-                                   bool large, gate_choice_t choice);
-
-/* Neighbouring free blocks of one segment, from `first` to `last`. */
-typedef struct run {
-  block_t *first, *last; /* NULL: none */
-  size_t size;           /* of all of them */
-} run_t;
-
-/* A run of ready and pending blocks that is large enough and that the taker may be gated on: the
- * smallest that a short search finds. */
-run_t free_blocks_gateable_run(const heap_t *heap, const stream_t *taker, size_t size, bool large,
-                               gate_choice_t choice);
-
-/* free_blocks_claim and free_blocks_add for each block of the run. */
-void free_blocks_claim_run(run_t run);
-void free_blocks_add_run(run_t run);
-
-/* Makes a claimed run one claimed block of `size` bytes, which must end in its last block. The rest
- * is free again, and owes what that last block owed. */
-block_t *free_blocks_unite(run_t run, size_t size);
-
-/* Whether a large pending block that the taker may be gated on wastes at most an eighth of the
- * request. */
-bool free_blocks_near_gateable(const heap_t *heap, const stream_t *taker, size_t size);
 
 /* The block's bytes stop counting as active. */
 void block_count_inactive(block_t *block);

@@ -42,16 +42,14 @@ bool shards_are_valid(const device_t *device)
 
 bool heap_is_valid(const heap_t *heap)
 {
-  size_t pending = 0, barred[2] = {0};
+  size_t pending = 0;
   for (const block_t *b = heap->oldest_pending; b; b = b->newer) {
     if (b->state != BLOCK_PENDING || b->segment->heap != heap ||
         (b->newer ? b->newer->older != b : heap->newest_pending != b))
       return false;
     pending++;
-    barred[b->segment->large] += b->barred;
   }
-  return barred[0] == heap->pending_index.barred[0] && barred[1] == heap->pending_index.barred[1] &&
-         pending == heap->pending[0].count + heap->pending[1].count &&
+  return pending == heap->pending[0].count + heap->pending[1].count &&
          bins_is_valid(&heap->ready[0]) && bins_is_valid(&heap->ready[1]) &&
          bins_is_valid(&heap->pending[0]) && bins_is_valid(&heap->pending[1]);
 }

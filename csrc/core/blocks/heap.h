@@ -18,8 +18,6 @@ typedef struct awaited {
 } awaited_t;
 
 typedef struct pending_index {
-  size_t barred[2]; /* by size class: how many blocks owe a use that bars gates */
-  size_t bytes;     /* of the other blocks */
   unsigned count;
   bool unknown; /* some block waits for something that `on` does not have */
   awaited_t on[INDEXED_STREAMS];
@@ -40,6 +38,7 @@ struct heap {
   branch_t *branch;     /* the stream inside the capture, a reference; NULL: outside */
   bins_t ready[2];      /* by size class: small, large */
   bins_t pending[2];
+  unsigned allowance_doubled;    /* how often the allowance was: requests/hold_back.h */
   pending_index_t pending_index; /* pending_index.h */
   block_t *oldest_pending, *newest_pending;
   uint64_t seen_epoch; /* core->epoch when the pending blocks were last looked at */

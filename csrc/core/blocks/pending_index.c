@@ -4,28 +4,14 @@
 #include "block.h"
 #include "use.h"
 
-/* An unsatisfied use of the block, one that bars gates if it has any. NULL: it has none. */
+/* An unsatisfied use of the block. NULL: it has none. */
 static const use_t *awaited_use(const block_t *block)
 {
   const stream_t *home = block->segment->heap->stream;
-  const use_t *first = NULL;
-  for (const use_t *use = block->uses; use; use = use->next) {
-    if (use_is_satisfied(use, home))
-      continue;
-    if (use_is_barred(use))
-      return use;
-    if (!first)
-      first = use;
-  }
-  return first;
-}
-
-static void set_barred(pending_index_t *index, block_t *block, bool barred)
-{
-  size_t *count = &index->barred[block->segment->large];
-  *count = *count - block->barred + barred;
-  index->bytes = index->bytes + block->barred * block->size - barred * block->size;
-  block->barred = barred;
+  const use_t *use = block->uses;
+  while (use && use_is_satisfied(use, home))
+    use = use->next;
+  return use;
 }
 
 /* The entry for the stream, or NULL. */
@@ -56,7 +42,6 @@ static void await(pending_index_t *index, const use_t *use)
 void pending_index_add(heap_t *heap, block_t *block)
 {
   const use_t *use = awaited_use(block);
-  set_barred(&heap->pending_index, block, use && use_is_barred(use));
   /* A withheld block waits for the pool's next quiesce. Inside a capture edges count, not
    * events. */
   if (!block->withheld)
@@ -68,25 +53,12 @@ void pending_index_add(heap_t *heap, block_t *block)
         await(&heap->pending_index, other);
 }
 
-/* If a stream is gated on its oldest pending block each time, nothing else becomes ready. So the
- * entry rises past that record, unless other uses refer to it. */
-void pending_index_remove(heap_t *heap, block_t *block)
-{
-  set_barred(&heap->pending_index, block, false);
-  for (const use_t *use = block->uses; use; use = use->next) {
-    awaited_t *wait = use->record ? wait_for(&heap->pending_index, use->stream) : NULL;
-    if (wait && wait->from == use->record->number && atomic_load(&use->record->references) == 1)
-      wait->from++;
-  }
-}
-
 bool pending_index_may_be_ready(const heap_t *heap)
 {
   const pending_index_t *index = &heap->pending_index;
   bool over = index->unknown;
   for (const awaited_t *wait = index->on; wait < index->on + index->count && !over; wait++)
-    over = stream_completed(wait->stream, wait->from) ||
-           stream_is_after(heap->stream, wait->stream, wait->from);
+    over = stream_completed(wait->stream, wait->from);
   return over;
 }
 

@@ -42,7 +42,6 @@ void use_cover(use_t *use, record_t *record)
     return;
   record_keep(record);
   use->record = record;
-  use->flags |= USE_GATE_LATE;
 }
 
 void uses_record_at_free(block_t *block)
@@ -119,15 +118,15 @@ bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
   return true;
 }
 
-record_t *use_replace(block_t *block, record_t *record, unsigned flags)
+record_t *use_replace(block_t *block, record_t *record)
 {
   use_t *use = use_on(block, record->stream, NULL);
-  if (!use || !use->record || use->record->number > record->number || flags & USE_AT_FREE)
+  if (!use || !use->record || use->record->number > record->number)
     return NULL;
   if (!RULE(ONE_USE_A_STREAM) || !RULE(LATER_USE_REPLACES))
     return NULL;
   record_t *replaced = use->record;
-  use->flags = use_has_completed(use) ? flags : flags_unite(flags, use->flags);
+  use->flags = use_has_completed(use) ? 0 : flags_unite(0, use->flags);
   use->record = record;
   return replaced;
 }
@@ -142,18 +141,17 @@ static void point_take_later(capture_point_t *point, capture_point_t other)
   capture_point_drop(&other);
 }
 
-void use_attach_point(block_t *block, capture_point_t point, unsigned flags, use_t **spare)
+void use_attach_point(block_t *block, capture_point_t point, use_t **spare)
 {
   stream_t *stream = point.branch->stream;
   use_t *use = use_on(block, stream, point.branch);
   if (use) {
-    use->flags |= flags;
     point_take_later(&use->point, point);
     return;
   }
   use = *spare;
   *spare = NULL;
-  *use = (use_t){.next = block->uses, .stream = stream, .point = point, .flags = flags};
+  *use = (use_t){.next = block->uses, .stream = stream, .point = point};
   block->uses = use;
 }
 
@@ -167,8 +165,7 @@ bool use_is_satisfied(const use_t *use, const stream_t *reader)
 {
   if (!use->record)
     return use_has_completed(use) || !RULE(UNRECORDED_HOLDS);
-  return use->stream == reader || use_has_completed(use) ||
-         stream_is_after(reader, use->stream, use->record->number);
+  return use->stream == reader || use_has_completed(use);
 }
 
 bool uses_are_satisfied(const block_t *block, const stream_t *reader)
@@ -196,25 +193,12 @@ bool block_is_marked(const block_t *block)
   return false;
 }
 
-bool use_is_rendezvous(const use_t *use)
+record_t *block_awaits(const block_t *block, const stream_t *reader)
 {
-  return (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST)) || stream_is_rendezvous(use->stream);
-}
-
-static bool is_gated_late(const use_t *use)
-{
-  return use->flags & USE_GATE_LATE && RULE(GATE_NOT_AT_FREE);
-}
-
-bool use_is_barred(const use_t *use)
-{
-  return !use->record || is_gated_late(use) || (use->flags & USE_NO_GATE && RULE(GATE_ON_REQUEST));
-}
-
-bool use_may_be_gated(const use_t *use, bool at_free_too)
-{
-  return use->record && !use->stream->all_streams && !use_is_rendezvous(use) &&
-         (at_free_too || !is_gated_late(use));
+  for (const use_t *use = block->withheld ? NULL : block->uses; use; use = use->next)
+    if (use->record && !use->stream->all_streams && !use_is_satisfied(use, reader))
+      return use->record;
+  return NULL;
 }
 
 stream_t *loan_stream(stream_t *borrower)
@@ -227,13 +211,6 @@ void owner_order_stamp(block_t *block)
   const heap_t *heap = block->segment->heap;
   if (block_is_of(block, heap->stream))
     block->stamp = stream_stamp(owner_order_stream(heap));
-}
-
-bool owner_order_is_satisfied(const block_t *block, const stream_t *reader)
-{
-  const heap_t *heap = block->segment->heap;
-  return reader == heap->stream || owner_order_has_completed(block) ||
-         stream_is_after(reader, owner_order_stream(heap), block->stamp);
 }
 
 bool owner_order_has_completed(const block_t *block)
@@ -422,19 +399,5 @@ bool branch_is_after_all(const branch_t *b, const block_t *block)
   for (const use_t *use = block->uses; use; use = use->next)
     if (!branch_is_after(b, &use->point))
       return false;
-  return true;
-}
-
-bool branch_may_be_gated(const branch_t *b, const block_t *block, bool at_free_too)
-{
-  if (block->withheld)
-    return false;
-  for (const use_t *use = block->uses; use; use = use->next) {
-    if (branch_is_after(b, &use->point))
-      continue;
-    if (!use->point.branch || use->point.branch->capture != b->capture || use_is_rendezvous(use) ||
-        (use->flags & USE_GATE_LATE && !at_free_too))
-      return false;
-  }
   return true;
 }

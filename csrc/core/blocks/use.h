@@ -1,5 +1,5 @@
-/* use.h: the obligations of blocks: uses and owner order, when they are satisfied, and whether a
- * stream may be gated on them. Under the lock of the block's device. */
+/* use.h: the obligations of blocks: uses and owner order, and when they are satisfied. Under the
+ * lock of the block's device. */
 #ifndef ESPER_USE_H
 #define ESPER_USE_H
 
@@ -9,13 +9,9 @@
 
 enum {
   USE_AT_FREE = 1u,       /* it lasts until the free, where its event is recorded */
-  USE_NO_GATE = 2u,       /* gate=False: it may depend on work that is not yet enqueued */
-  USE_READ_BY_GRAPH = 4u, /* by a graph, of memory that was not handed out in its capture */
-  USE_GATE_LATE = 8u,     /* nobody said that it completes on its own: gated on only when memory
-                             cannot grow */
-  USE_BY_RECORD_STREAM = USE_AT_FREE | USE_GATE_LATE,
-  USE_IS_LOAN = 16u, /* nobody marked it: the block was lent */
-  USE_BY_LOAN = USE_BY_RECORD_STREAM | USE_IS_LOAN,
+  USE_READ_BY_GRAPH = 2u, /* by a graph, of memory that was not handed out in its capture */
+  USE_IS_LOAN = 4u,       /* nobody marked it: the block was lent */
+  USE_BY_LOAN = USE_AT_FREE | USE_IS_LOAN,
 };
 
 struct use {
@@ -36,11 +32,11 @@ bool use_attach(block_t *block, stream_t *stream, record_t *record, unsigned fla
 /* As use_attach, for the most common mark: the block has a use with an earlier record on the
  * stream. Returns the earlier record with its reference. NULL: this is another case, and nothing
  * has happened. */
-record_t *use_replace(block_t *block, record_t *record, unsigned flags);
+record_t *use_replace(block_t *block, record_t *record);
 
 /* As use_attach, for a use inside a capture. Takes over the caller's reference to the point. A
  * block has at most one use for each stream outside captures, and one for each branch. */
-void use_attach_point(block_t *block, capture_point_t point, unsigned flags, use_t **spare);
+void use_attach_point(block_t *block, capture_point_t point, use_t **spare);
 /* A use that ends with the free gets its point, and takes over its reference. Several uses may then
  * be of one branch, until they are united. */
 void use_set_point(use_t *use, capture_point_t point);
@@ -52,8 +48,7 @@ void use_set_record(use_t *use, record_t *record);
 /* A block that was just freed is held for a use without a record. The use gets a stamp, as owner
  * order has: an event recorded before the free does not cover it. */
 void use_hold(use_t *use);
-/* Gives the record to a held use if it covers that. The record also covers later work, of which
- * nobody said that it completes on its own. */
+/* Gives the record to a held use if it covers that. */
 void use_cover(use_t *use, record_t *record);
 /* Records the events of the uses that end with the block's free, now. No lock is held: the block is
  * claimed, so its uses are the caller's alone. */
@@ -102,23 +97,16 @@ bool uses_have_completed(const block_t *block);
 /* Whether a marked use of the block is not satisfied at home: then a free block counts as
  * active. */
 bool block_is_marked(const block_t *block);
-/* Whether the use may depend on work that is not yet enqueued: it was marked with gate=False, or
- * its stream has the rendezvous trait. Then neither a stream nor the host may wait for it. */
-bool use_is_rendezvous(const use_t *use);
-/* Whether the use bars gates, apart from its stream's traits, which may change. */
-bool use_is_barred(const use_t *use);
-/* Whether a stream may be gated on the use; with `at_free_too` also on one by record_stream. Never
- * on one that stands for all streams: nobody vouches for the work of all of them. */
-bool use_may_be_gated(const use_t *use, bool at_free_too);
+/* The record that the host may wait for, so that the block comes nearer to `reader`: of a use that
+ * is not satisfied. NULL: there is none, only ones that stand for all streams, or the block is
+ * withheld. */
+record_t *block_awaits(const block_t *block, const stream_t *reader);
 
 /* The stream whose use a block lent to `borrower` has: all streams, for the same reason as owner
  * order. */
 stream_t *loan_stream(stream_t *borrower);
 /* Stamps a block that its home stream frees now. */
 void owner_order_stamp(block_t *block);
-/* Whether future work of `reader` is ordered after the work before the free. The home stream has
- * its queue for that, and its program's waits. */
-bool owner_order_is_satisfied(const block_t *block, const stream_t *reader);
 bool owner_order_has_completed(const block_t *block);
 /* Whether a free block owes nothing to any stream: its uses and owner order have completed. */
 bool block_owes_nothing(const block_t *block);
@@ -170,7 +158,4 @@ bool uses_are_valid(const block_t *block);
 /* Whether the branch's future nodes come after all uses of the block. A use outside the branch's
  * capture is never satisfied in it. */
 bool branch_is_after_all(const branch_t *branch, const block_t *block);
-/* Whether the branch may be made to depend on the uses that are not satisfied yet. */
-bool branch_may_be_gated(const branch_t *branch, const block_t *block, bool at_free_too);
-
 #endif

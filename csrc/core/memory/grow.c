@@ -67,11 +67,8 @@ static size_t ready_size(const block_t *block)
 
 static window_t window_at(const growth_t *g, block_t *hole)
 {
-  /* No neighbour is as large as the request, or it would have been taken. In deterministic pools
-   * neighbours are not used, because which of them are ready differs from run to run. */
-  bool joins = !pool_is_deterministic(g->heap);
-  size_t before = joins ? ready_size(hole->prev) : 0;
-  size_t after = joins ? ready_size(hole->next) : 0;
+  /* No neighbour is as large as the request, or it would have been taken. */
+  size_t before = ready_size(hole->prev), after = ready_size(hole->next);
   window_t best = {0};
   if (before + hole->size >= g->size)
     best = (window_t){.hole = hole,

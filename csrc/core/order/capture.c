@@ -10,7 +10,7 @@ enum {
   SETS = 256,   /* of remembered points, by node; a forgotten point is not known to come before */
   WAYS = 4,     /* branches at one node, or nodes of one hash */
   VISITS = 128, /* nodes that one walk looks at */
-  BEFORE = 16,  /* dependencies of one node that a walk can follow */
+  BEFORE = 64,  /* dependencies of one node that a walk can follow */
 };
 
 typedef struct known_point {
@@ -135,19 +135,29 @@ static void point_remember(branch_t *b)
   unlock(&c->core->captures_lock);
 }
 
-/* Makes the branch's last point that of now. Under the stream's record lock, so that numbers follow
- * the graph's order. */
-static bool point_of_now(branch_t *b, void *handle)
+/* The nodes that the branch's next one will directly depend on. The number, or -1: unknown. */
+static int tails_of(const branch_t *b, void *handle, void *tails[BEFORE])
 {
-  stream_t *s = b->stream;
-  void *node;
-  if (call_capture_point(s->core, s->device->index, handle, b->capture->id, &node) != ESPER_OK)
-    return false;
-  if (!node && b->last)
-    return false; /* the stream's dependencies were removed */
-  if (node && node != b->node) {
+  const stream_t *s = b->stream;
+  size_t count = BEFORE;
+  bool known = call_capture_tails(s->core, s->device->index, handle, b->capture->id, tails,
+                                  &count) == ESPER_OK;
+  return known ? (int)count : -1;
+}
+
+/* Makes the branch's last point that of now. *joined: its stream has waited for others and recorded
+ * nothing since, so that only its next node comes after all. Adding a node for that is not the
+ * allocator's to do. Under the stream's record lock, so that numbers follow the graph's order. */
+static bool point_of_now(branch_t *b, void *handle, bool *joined)
+{
+  void *tails[BEFORE];
+  int count = tails_of(b, handle, tails);
+  *joined = count > 1;
+  if (count < 0 || (!count && b->last))
+    return false; /* without tails, the stream's dependencies were removed */
+  if (count == 1 && tails[0] != b->node) {
     b->last++;
-    b->node = node;
+    b->node = tails[0];
     point_remember(b);
   }
   return true;
@@ -155,9 +165,10 @@ static bool point_of_now(branch_t *b, void *handle)
 
 bool branch_point(branch_t *b, void *handle, capture_point_t *point)
 {
+  bool joined;
   lock(&b->stream->lock);
-  bool known = point_of_now(b, handle);
-  *point = (capture_point_t){known ? b : NULL, b->last, b->node};
+  bool known = point_of_now(b, handle, &joined);
+  *point = (capture_point_t){known ? b : NULL, b->last + joined};
   unlock(&b->stream->lock);
   if (known)
     branch_keep(b);
@@ -200,13 +211,14 @@ static bool is_among(void *const *nodes, int count, const void *node)
   return false;
 }
 
-/* Breadth first from the branch's last node back to where the previous walk began. */
-static void walk(branch_t *b, void *handle, void *until)
+/* Breadth first from the branch's last nodes back to where the previous walk began. */
+static void walk(branch_t *b, void *handle, void *const *tails, int tail_count, void *until)
 {
   void *nodes[VISITS];
   int count = 0;
   stream_t *s = b->stream;
-  nodes[count++] = b->node;
+  for (; count < tail_count; count++)
+    nodes[count] = tails[count];
   for (int i = 0; i < count; i++) {
     meet(b, nodes[i]);
     void *before[BEFORE];
@@ -222,31 +234,20 @@ static void walk(branch_t *b, void *handle, void *until)
 
 void branch_learn(branch_t *b, void *handle)
 {
+  void *tails[BEFORE];
   lock(&b->stream->lock);
   /* A new branch may have points at nodes that were walked over before: begin anew then. */
   lock(&b->capture->core->captures_lock);
   unsigned branches = b->capture->branch_count;
   unlock(&b->capture->core->captures_lock);
-  if (point_of_now(b, handle) && b->node && (b->node != b->learned || b->seen != branches)) {
-    walk(b, handle, b->seen == branches ? b->learned : NULL);
-    b->learned = b->node;
+  int count = tails_of(b, handle, tails);
+  bool walked = count == 1 && tails[0] == b->learned && b->seen == branches;
+  if (count > 0 && !walked) {
+    walk(b, handle, tails, count, b->seen == branches ? b->learned : NULL);
+    b->learned = count == 1 ? tails[0] : NULL;
     b->seen = branches;
   }
   unlock(&b->stream->lock);
-}
-
-bool branch_gate(branch_t *b, void *handle, const capture_point_t *point)
-{
-  if (branch_is_after(b, point))
-    return true;
-  stream_t *s = b->stream;
-  lock(&s->lock);
-  bool done = call_capture_depend(s->core, s->device->index, handle, b->capture->id, point->node) ==
-              ESPER_OK;
-  if (done)
-    raise(b, point->branch, point->number);
-  unlock(&s->lock);
-  return done;
 }
 
 bool branch_is_after(const branch_t *b, const capture_point_t *point)

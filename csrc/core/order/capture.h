@@ -3,9 +3,8 @@
  * A capture is a graph in the making. A stream inside one is a *branch*. A branch numbers its
  * *points*. A point is a node: all that the stream had recorded when the core looked is that node
  * or comes before it. A branch's vector clock has, for each other branch, the highest point that
- * its future nodes come after. The clock rises when the branch is made to depend on a point, and
- * when a walk back from its last node meets one. A point that the walk does not reach is not known
- * to come before, which only keeps memory longer.
+ * its future nodes come after. The clock rises when a walk back from its last node meets one. A
+ * point that the walk does not reach is not known to come before, which only keeps memory longer.
  *
  * Inside a capture a use (use.h) has a point in place of a record. Points mean nothing outside
  * their capture.
@@ -21,7 +20,6 @@
 typedef struct capture_point {
   branch_t *branch; /* NULL: no point. A reference */
   uint64_t number;  /* counted by the branch; 0: before all its nodes */
-  void *node;
 } capture_point_t;
 
 enum { BRANCHES = 32 }; /* branches from this index on are in no vector clock */
@@ -32,7 +30,7 @@ struct branch {
   unsigned index;
   uint64_t last; /* number of the newest point */
   void *node;    /* the node of that point */
-  void *learned; /* the node that the last walk back began at */
+  void *learned; /* the only node that the last walk back began at, or NULL */
   unsigned seen; /* how many branches the capture had at that walk */
   _Atomic uint64_t vector_clock[BRANCHES];
   branch_t *next;
@@ -43,16 +41,14 @@ branch_t *capture_branch(core_t *core, stream_t *stream, uint64_t capture);
 void branch_keep(branch_t *branch);
 void branch_drop(branch_t *branch);
 
-/* The branch's point as of now; it takes a reference of its own. False: the stream is not in the
+/* The branch's point as of now; it takes a reference of its own. If the stream has waited for
+ * others and recorded nothing since, that is its next node. False: the stream is not in the
  * capture, or the driver does not say. The caller holds no lock. */
 bool branch_point(branch_t *branch, void *handle, capture_point_t *point);
 void capture_point_drop(capture_point_t *point);
 
 /* Brings the branch's vector clock up to date. */
 void branch_learn(branch_t *branch, void *handle);
-
-/* Makes the branch's future nodes depend on the point. False: the driver refused. */
-bool branch_gate(branch_t *branch, void *handle, const capture_point_t *point);
 
 /* Whether the branch's future nodes come after the point. */
 bool branch_is_after(const branch_t *branch, const capture_point_t *point);

@@ -9,7 +9,6 @@
 #include "../base/lock.h"
 #include "../base/tag.h"
 #include "../stats/stat_shard.h"
-#include "wait_log.h"
 
 /* Addresses for fences: memory/fence.c. */
 enum { FENCE_RANGES = 64 };
@@ -81,12 +80,8 @@ struct device {
   arena_t blocks, segments, uses, orphan_arena;
   esper_trace_watch_fn *watch; /* is told of each action; NULL: nobody is */
   void *watch_context;
-  logged_wait_t wait_log[WAIT_LOG_ENTRIES]; /* a ring */
-  unsigned next_logged_wait;
 
-  /* The core's own streams, for uses that come as an event. Uses that must not be gated on
-     have the second stream, so that they delay no others. */
-  _Atomic(stream_t *) carriers[2];
+  _Atomic(stream_t *) carrier; /* the core's own stream, for uses that come as an event */
 
   mutex_t events_lock;
   void **events; /* out of use */

@@ -11,7 +11,7 @@ struct record {
   stream_t *stream;
   uint64_t number;
   void *event;           /* NULL once completed */
-  atomic_int references; /* by uses, the stream's probe, the wait log */
+  atomic_int references; /* by uses, by the stream's probe */
   atomic_int pins;       /* calls that are using the event just now */
   bool outstanding;      /* in the stream's list */
   bool captured;         /* its event was captured and says nothing: later ones stand for it */

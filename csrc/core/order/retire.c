@@ -1,7 +1,5 @@
 #include "retire.h"
 
-#include "../base/call.h"
-#include "../base/error.h"
 #include "record.h"
 
 /* Events complete in the order of their numbers. So this asks about the oldest event, then about
@@ -52,27 +50,12 @@ bool stream_completes_now(stream_t *s, uint64_t number)
   return stream_completed(s, number);
 }
 
-static void declare_completed(stream_t *s, uint64_t number)
+void stream_declare_completed(stream_t *s, uint64_t number)
 {
   lock(&s->lock);
   records_reclaim(s);
   records_complete(s, number);
   unlock(&s->lock);
-}
-
-esper_status record_wait(record_t *record)
-{
-  stream_t *s = record->stream;
-  esper_status status = ESPER_OK;
-  atomic_fetch_add(&record->pins, 1);
-  if (!stream_completed(s, record->number))
-    status = call_event_synchronize(s->core, s->device->index, record->event);
-  atomic_fetch_sub(&record->pins, 1);
-  if (status == ESPER_OK)
-    declare_completed(s, record->number);
-  else
-    error_from_driver(s->core, status);
-  return status;
 }
 
 uint64_t stream_pass(stream_t *s)
@@ -90,7 +73,7 @@ void stream_sync_begin(stream_t *s)
 
 void stream_sync_done(stream_t *s)
 {
-  declare_completed(s, s->syncing);
+  stream_declare_completed(s, s->syncing);
 }
 
 /* ---- positions that nobody has asked about ---------------------------------- */

@@ -1,12 +1,9 @@
-/* retire.h: finding out which events have completed: by asking, by waiting on the host, or because
- * the whole device was synchronised. */
+/* retire.h: finding out which events have completed: by asking, or because the whole device was
+ * synchronised. */
 #ifndef ESPER_RETIRE_H
 #define ESPER_RETIRE_H
 
 #include "stream.h"
-
-/* The host waits for the record. */
-esper_status record_wait(record_t *record);
 
 /* Finds out which of the stream's events have completed. */
 void stream_retire(stream_t *stream);
@@ -14,6 +11,9 @@ void stream_retire_all(core_t *core);
 /* Whether the number has completed. Asks for some microseconds, because an idle stream needs some
  * microseconds too until an event has completed. */
 bool stream_completes_now(stream_t *stream, uint64_t number);
+
+/* Notes that every number up to this one has completed. */
+void stream_declare_completed(stream_t *stream, uint64_t number);
 
 /* Takes a number without recording an event: earlier stamps are at most that number, later ones are
  * higher. */

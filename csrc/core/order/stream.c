@@ -40,8 +40,7 @@ static bool is_made_up(uint64_t id)
 }
 
 /* A mortal stream that has ended and left nothing behind: its handle has come back with another id.
- * The next stream with the handle takes over its entry. Its numbers go on, so other vector clocks
- * stay true; its own is empty, because it never had memory. */
+ * The next stream with the handle takes over its entry. */
 static stream_t *find_ended(core_t *core, const device_t *device, uint64_t id, void *handle)
 {
   if (is_special(handle) || is_made_up(id))
@@ -113,7 +112,8 @@ stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handl
   lock(&core->streams_lock);
   s = find_by_id(core, device, id, handle);
   if (!s && (s = find_ended(core, device, id, handle))) {
-    atomic_store(&s->traits, 0);
+    atomic_store(&s->distrusted_until, 0);
+    atomic_store(&s->waits_in_vain, 0);
     atomic_store(&s->id, id);
   } else if (!s) {
     s = stream_make(core, device, id, handle);
@@ -252,53 +252,4 @@ void stream_destroy_all(core_t *core)
     older = group->older;
     free(group);
   }
-}
-
-/* ---- gating ------------------------------------------------------------ */
-
-gate_result stream_gate(presented_t p, record_t *record)
-{
-  stream_t *r = p.stream, *s = record->stream;
-  gate_result result = GATE_NEEDLESS;
-  /* The pin keeps the event with its record: retiring raises `completed` first, and looks at the
-   * pins afterwards. */
-  atomic_fetch_add(&record->pins, 1);
-  if (!stream_completed(s, record->number)) {
-    lock(&r->lock);
-    _Atomic uint64_t *row = s->index < CLOCK_ENTRIES ? &r->vector_clock[s->index] : NULL;
-    bool ordered = row && atomic_load(row) >= record->number;
-    if (!ordered || !RULE(GATE_IS_REMEMBERED)) {
-      if (!RULE(CLOCK_AFTER_WAIT) && row)
-        atomic_store(row, record->number);
-      result = call_stream_wait(r->core, r->device->index, p.handle, record->event) == ESPER_OK
-                   ? GATE_ISSUED
-                   : GATE_REFUSED;
-      if (result == GATE_ISSUED && row)
-        atomic_store(row, record->number);
-      if (result == GATE_ISSUED && row && !RULE(GATE_RAISES_ONE))
-        for (int i = 0; i < CLOCK_ENTRIES; i++)
-          if (atomic_load(&s->vector_clock[i]) > atomic_load(&r->vector_clock[i]))
-            atomic_store(&r->vector_clock[i], atomic_load(&s->vector_clock[i]));
-    }
-    unlock(&r->lock);
-  }
-  atomic_fetch_sub(&record->pins, 1);
-  if (result != GATE_REFUSED)
-    atomic_fetch_add(&r->core->epoch, 1);
-  return result;
-}
-
-/* ---- traits ------------------------------------------------------------ */
-
-void stream_set_traits(stream_t *stream, unsigned traits)
-{
-  core_t *core = stream->core;
-  unsigned any = 0;
-  lock(&core->streams_lock);
-  atomic_store(&stream->traits, traits);
-  for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
-    if (s->device == stream->device && !s->all_streams)
-      any |= atomic_load(&s->traits);
-  atomic_store(&stream->device->all_streams->traits, any);
-  unlock(&core->streams_lock);
 }

@@ -1,9 +1,7 @@
-/* stream.h: streams, the numbers of their events, and their vector clocks.
+/* stream.h: streams, and the numbers of their events.
  *
  * Each event that the core records on a stream takes the stream's next number; a stream's events
- * complete in the order of their numbers. The vector clock of stream R has, for each other stream
- * S, the highest number of S that R's future work is ordered after. That entry rises when R is
- * gated on S: made to wait on the GPU. */
+ * complete in the order of their numbers. */
 #ifndef ESPER_STREAM_H
 #define ESPER_STREAM_H
 
@@ -11,9 +9,8 @@
 #include "device.h"
 
 enum {
-  CLOCK_ENTRIES = 256, /* streams from this index on are in no vector clock */
-  STREAM_EVENTS = 32, /* events that a stream keeps for reuse, and as many records; the device keeps
-                         the rest (event.h) */
+  STREAM_EVENTS = 32 /* events that a stream keeps for reuse, and as many records; the device keeps
+                        the rest (event.h) */
 };
 
 /* Streams by index. The bits find the few streams with outstanding records among many. */
@@ -37,12 +34,11 @@ struct stream {
   atomic_bool immortal;
   atomic_bool was_captured; /* a mortal one, when it was last presented */
   bool all_streams;         /* stands for all streams of the device */
-  atomic_uint traits;       /* ESPER_TRAIT_...; of `all_streams`: all traits that any stream has */
   _Atomic uint64_t id;      /* the driver's, which no later stream gets */
   core_t *core;
 
   ON_ITS_OWN_LINE _Atomic uint64_t last; /* the last number taken; every free reads it */
-  unsigned index;                        /* of its entry in other streams' vector clocks */
+  unsigned index;                        /* counts the streams, from 0 */
   bool listed;                           /* its bit in the group is set; under the record lock */
   stream_group_t *group;
   stream_t *next;           /* all streams of the core */
@@ -61,7 +57,8 @@ struct stream {
   _Atomic(record_t *) dropped; /* records without references, not yet spare */
   uint64_t syncing; /* the number that will be completed by the synchronisation under way */
   record_t *probe;  /* the last record made by stream_probe */
-  _Atomic uint64_t vector_clock[CLOCK_ENTRIES];
+  _Atomic uint64_t distrusted_until; /* by clock_now(); 0: never was. See host_wait.h */
+  atomic_uint waits_in_vain;         /* how many, less those that were not */
 };
 
 /* A stream as it was presented, for the length of one call. */
@@ -120,25 +117,6 @@ void stream_destroy_all(core_t *core);
 
 #define CAPTURE_UNKNOWN UINT64_MAX /* the driver did not say which capture */
 
-typedef enum gate_result {
-  GATE_REFUSED, /* by the driver: nothing changed */
-  GATE_NEEDLESS,
-  GATE_ISSUED
-} gate_result;
-
-/* Makes the presented stream's future work wait for the record. */
-gate_result stream_gate(presented_t presented, record_t *record);
-
-/* Sets what is true of the stream's work from now on. */
-void stream_set_traits(stream_t *stream, unsigned traits);
-
-/* Whether its work may wait for work that is not yet enqueued. */
-static inline bool stream_is_rendezvous(const stream_t *stream)
-{
-  return atomic_load_explicit(&stream->traits, memory_order_relaxed) & ESPER_TRAIT_RENDEZVOUS &&
-         RULE(RENDEZVOUS_NOT_GATED);
-}
-
 static inline bool stream_completed(const stream_t *stream, uint64_t number)
 {
   return atomic_load(&stream->completed) >= number;
@@ -148,13 +126,6 @@ static inline bool stream_completed(const stream_t *stream, uint64_t number)
 static inline uint64_t stream_stamp(const stream_t *stream)
 {
   return atomic_load(&stream->last) + (RULE(STAMP_IS_NEXT) ? 1 : 0);
-}
-
-/* Whether future work of `reader` is ordered after the number, by its vector clock. */
-static inline bool stream_is_after(const stream_t *reader, const stream_t *stream, uint64_t number)
-{
-  return RULE(GATE_IS_REMEMBERED) && stream->index < CLOCK_ENTRIES &&
-         atomic_load(&reader->vector_clock[stream->index]) >= number;
 }
 
 /* The stream with that index. */

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "../base/call.h"
-#include "../base/config.h"
 #include "../base/core_assert.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
@@ -239,13 +238,6 @@ heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag)
   quiesced->capture = capture;
   quiesced->quiesced = false;
   return quiesced;
-}
-
-bool pool_is_deterministic(const heap_t *heap)
-{
-  const device_t *device = heap->device;
-  return heap->pool != device->default_pool && !heap->capture &&
-         config_of(device->core)->as_given.reuse_order != ESPER_REUSE_GROW;
 }
 
 void pool_heap_leave_capture(heap_t *heap)

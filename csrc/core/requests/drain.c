@@ -4,9 +4,9 @@
 #include "../base/config.h"
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 #include "../order/capturing.h"
+#include "../order/host_wait.h"
 #include "../order/record.h"
 #include "../order/retire.h"
 #include "../pools/pool.h"
@@ -42,74 +42,11 @@ void held_uses_record(core_t *core, presented_t p)
 
 /* ---- a device is waited for -------------------------------------------- */
 
-/* A use by `all_streams` counts only if it was marked without gate: that stream has the traits of
- * all streams, and each stream with the rendezvous trait is asked about separately. */
-static bool is_rendezvous_itself(const use_t *use)
-{
-  return use_is_rendezvous(use) && (!use->stream->all_streams || use->flags & USE_NO_GATE);
-}
-
-/* Whether the block has an unfinished use that must not be waited for. The uses of a claimed block
- * count as unfinished, because the thread that claimed it may be changing them. `idle` (may be
- * NULL) is a stream that is known to have finished. */
-static bool owes_no_gate(const block_t *block, const stream_t *idle)
-{
-  for (const use_t *use = block->uses; use; use = use->next)
-    if (is_rendezvous_itself(use) && use->stream != idle &&
-        (block->state == BLOCK_CLAIMED || !use_has_completed(use)))
-      return true;
-  return false;
-}
-
-/* Whether the stream has unfinished work. A mortal stream cannot be asked, so the answer is yes. */
-static bool is_at_work(stream_t *s)
-{
-  record_t *record = stream_record_unpresented(s);
-  if (!record)
-    return true;
-  bool done = stream_completes_now(s, record->number);
-  record_drop(record);
-  return !done;
-}
-
-static bool rendezvous_is_at_work(device_t *device)
-{
-  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next)
-    if (s->device == device && !s->all_streams && stream_is_rendezvous(s) && is_at_work(s))
-      return true;
-  return false;
-}
-
-/* Memory that a graph reads has a use by `all_streams`, which stays unfinished because the graph
- * may be replayed at any time. But while the whole device is idle, no replay is under way. Returns
- * `all_streams` then, and NULL otherwise. */
-static const stream_t *all_if_idle(device_t *device)
-{
-  stream_t *all = device->all_streams;
-  bool may_ask = atomic_load(&all->kept) && !capturing_is_possible_now(device);
-  return may_ask && !is_at_work(all) ? all : NULL;
-}
-
-bool drain_may_wait(device_t *device)
-{
-  stream_retire_all(device->core); /* a mortal stream is not asked below */
-  if (rendezvous_is_at_work(device))
-    return false;
-  const stream_t *idle = all_if_idle(device);
-  bool may = true;
-  lock(&device->lock);
-  caches_close(device);
-  for (const segment_t *s = device->first_segment; s && may; s = s->next)
-    for (const block_t *b = s->first; b && may && !s->heap->capture; b = b->next)
-      may = !owes_no_gate(b, idle);
-  unlock(&device->lock);
-  return may;
-}
-
 /* Waits for each stream that can record an event now. Sets *left if some stream cannot, and
  * *capturing if a stream is being captured. */
-static esper_status wait_for_streams(device_t *device, bool *left, bool *capturing)
+static esper_status wait_for_streams(device_t *device, unsigned how, bool *left, bool *capturing)
 {
+  esper_status all = ESPER_OK;
   for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {
     if (s->device != device)
       continue;
@@ -132,35 +69,40 @@ static esper_status wait_for_streams(device_t *device, bool *left, bool *capturi
       *left = true;
       continue;
     }
-    status = record_wait(record);
+    status = how & DRAIN_LIMITED ? record_wait_limited(record) : record_wait(record);
     record_drop(record);
-    if (status != ESPER_OK)
+    if (status == ESPER_NOT_READY)
+      all = status; /* the others may complete */
+    else if (status != ESPER_OK)
       return status;
   }
-  return ESPER_OK;
+  return all;
 }
 
 /* Synchronising ends the captures that nobody announced. One that begins meanwhile is noted
  * again. */
-static esper_status synchronize(device_t *device)
+static esper_status synchronize(device_t *device, unsigned how)
 {
+  (void)how;
   stream_forget_captures(device);
   esper_status status = call_device_synchronize(device->core, device->index);
   return status == ESPER_OK ? status : error_from_driver(device->core, status);
 }
 
 /* One event for the work of all streams. */
-static esper_status wait_for_event(device_t *device)
+static esper_status wait_for_event(device_t *device, unsigned how)
 {
   record_t *record = stream_record_unpresented(device->all_streams);
-  esper_status status = record ? record_wait(record) : ESPER_UNSUPPORTED;
-  if (record)
-    record_drop(record);
+  if (!record)
+    return ESPER_UNSUPPORTED;
+  esper_status status = how & DRAIN_LIMITED ? record_wait_limited(record) : record_wait(record);
+  record_drop(record);
   return status;
 }
 
 /* `wait` waits for everything that was enqueued on the device before. */
-static esper_status wait_for_device(device_t *device, esper_status wait(device_t *))
+static esper_status wait_for_device(device_t *device, unsigned how,
+                                    esper_status wait(device_t *, unsigned))
 {
   core_t *core = device->core;
   atomic_bool *holds = &device->all_streams->holds; /* a mark may set it again meanwhile */
@@ -168,7 +110,7 @@ static esper_status wait_for_device(device_t *device, esper_status wait(device_t
   for (stream_t *s = atomic_load(&core->streams); s; s = s->next)
     if (s->device == device)
       stream_sync_begin(s);
-  esper_status status = wait(device);
+  esper_status status = wait(device, how);
   if (status != ESPER_OK) {
     if (held)
       atomic_store(holds, true);
@@ -196,22 +138,22 @@ static bool may_be_a_capture(device_t *device)
 
 /* Drains this device only. Owner order and streams that the core has never met need one event for
  * all streams, or that the device is synchronised. */
-static esper_status drain_alone(device_t *device, bool gently)
+static esper_status drain_alone(device_t *device, unsigned how)
 {
   lock(&device->sync_lock);
-  esper_status status = wait_for_device(device, wait_for_event);
-  if (status == ESPER_OK) {
+  esper_status status = wait_for_device(device, how, wait_for_event);
+  if (status == ESPER_OK || status == ESPER_NOT_READY) {
     unlock(&device->sync_lock);
     return status;
   }
-  bool left = !gently || !may_be_a_capture(device), capturing = false;
-  status = wait_for_streams(device, &left, &capturing);
+  bool left = !(how & DRAIN_GENTLY) || !may_be_a_capture(device), capturing = false;
+  status = wait_for_streams(device, how, &left, &capturing);
   if (status == ESPER_OK && left)
     status = capturing || is_captured(device) /* a capture may have begun meanwhile */
                  ? error_set(ESPER_CAPTURING,
                              "a stream of device %d is being captured: end the capture first",
                              device->index)
-                 : wait_for_device(device, synchronize);
+                 : wait_for_device(device, how, synchronize);
   unlock(&device->sync_lock);
   return status;
 }
@@ -229,15 +171,14 @@ static bool waits_for(device_t *device, const device_t *other)
   return waits;
 }
 
-esper_status drain_device(device_t *device, bool gently)
+esper_status drain_device(device_t *device, unsigned how)
 {
   core_t *core = device->core;
-  esper_status status = drain_alone(device, gently);
+  esper_status status = drain_alone(device, how);
   for (int d = 0; d < core->device_count; d++) {
     device_t *other = &core->devices[d];
-    if (other != device && atomic_load(&other->ready) && waits_for(device, other) &&
-        drain_may_wait(other))
-      drain_alone(other, gently);
+    if (other != device && atomic_load(&other->ready) && waits_for(device, other))
+      drain_alone(other, how);
   }
   pools_retire(device);
   return status;
@@ -246,7 +187,7 @@ esper_status drain_device(device_t *device, bool gently)
 esper_status drain_at_any_cost(device_t *device)
 {
   lock(&device->sync_lock);
-  esper_status status = wait_for_device(device, synchronize);
+  esper_status status = wait_for_device(device, 0, synchronize);
   unlock(&device->sync_lock);
   return status;
 }

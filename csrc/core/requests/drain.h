@@ -12,22 +12,25 @@
  * stay held, because an event says nothing about replays. */
 void held_uses_record(core_t *core, presented_t presented);
 
+enum {
+  /* While a pool is open, a device is not synchronised on which a stream that the core has never
+   * met may be captured, unannounced. */
+  DRAIN_GENTLY = 1u,
+  /* No longer than host_wait.h says, except where no event stands for all streams: there the device
+   * is synchronised. */
+  DRAIN_LIMITED = 2u
+};
+
 /* Waits for everything enqueued on the device's streams, and notes what has completed: by one event
  * for all of them. Where the driver cannot record that, as during a capture, it goes stream by
  * stream as far as possible, because the driver's way of waiting for a whole device ends the
  * captures that are going on there. Then it drains the other devices that free memory of this one
- * waits for, if the host may wait for them. `gently`: while a pool is open, it does not synchronise
- * a device on which a stream that the core has never met may be captured, unannounced.
- * ESPER_CAPTURING: a stream is being captured; everything else has been waited for. */
-esper_status drain_device(device_t *device, bool gently);
+ * waits for. `how`: DRAIN_... ESPER_CAPTURING: a stream is being captured; everything else has been
+ * waited for. ESPER_NOT_READY: the limit ended the wait. */
+esper_status drain_device(device_t *device, unsigned how);
 
 /* The same by synchronising the device, which ends the captures that are going on. For a caller who
  * has tried all else, and may not go on before the work is done. */
 esper_status drain_at_any_cost(device_t *device);
-
-/* Whether the host may wait for the whole device. Not while a use without gate, or a stream with
- * the rendezvous trait, is unfinished: it may wait for work that this very thread has still to
- * enqueue. */
-bool drain_may_wait(device_t *device);
 
 #endif

@@ -112,7 +112,7 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
 {
   core_t *core = device->core;
   *address = NULL;
-  imports_reap(device, false);
+  imports_reap(device);
   if (!mapped_granule(device))
     return error_set(
         ESPER_UNSUPPORTED,
@@ -141,10 +141,10 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
 
 /* ---- closing ----------------------------------------------------------- */
 
-/* Waits for all that may use imports: this device and its peers. False: the host may not wait. It
- * may not while a capture may be going on, because the captured stream may be one that the core has
- * never met. It may not wait for rendezvous work either, unless the caller `asked` for that. */
-static bool wait_for_users(device_t *device, bool asked)
+/* Waits for all that may use imports: this device and its peers. False: the host may not wait, or
+ * the wait was in vain. It may not while a capture may be going on, because the captured stream may
+ * be one that the core has never met. */
+static bool wait_for_users(device_t *device)
 {
   core_t *core = device->core;
   for (int d = 0; d < core->device_count; d++) {
@@ -152,7 +152,7 @@ static bool wait_for_users(device_t *device, bool asked)
     if (d != device->index && !peers_has(device, d))
       continue;
     if (core_device(core, d, &user) != ESPER_OK || capturing_is_possible_now(user) ||
-        (!asked && !drain_may_wait(user)) || drain_device(user, false) != ESPER_OK)
+        drain_device(user, DRAIN_LIMITED) != ESPER_OK)
       return false;
   }
   return true;
@@ -179,12 +179,12 @@ static import_t *take_closed(device_t *device)
   return taken;
 }
 
-void imports_reap(device_t *device, bool asked)
+void imports_reap(device_t *device)
 {
   import_t *import = take_closed(device), *next;
   if (!import)
     return;
-  bool over = wait_for_users(device, asked) || !RULE(UNMAP_NEEDS_COMPLETION);
+  bool over = wait_for_users(device) || !RULE(UNMAP_NEEDS_COMPLETION);
   paging_begin(device);
   for (; import; import = next) {
     next = import->next;
@@ -211,7 +211,7 @@ esper_status imports_close(core_t *core, void *address)
 {
   for (int d = 0; d < core->device_count; d++)
     if (close_on(&core->devices[d], (uintptr_t)address)) {
-      imports_reap(&core->devices[d], false);
+      imports_reap(&core->devices[d]);
       return ESPER_OK;
     }
   return error_set(ESPER_INVALID,

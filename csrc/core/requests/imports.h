@@ -13,9 +13,8 @@ esper_status imports_open(device_t *device, const esper_page_name *names, size_t
                           void **address);
 esper_status imports_close(core_t *core, void *address);
 
-/* Unmaps the closed imports if the host may wait for the work that may use them. `asked`: the
- * caller asked for that wait, so rendezvous work is waited for, too. Without the lock. */
-void imports_reap(device_t *device, bool asked);
+/* Unmaps the closed imports if the work that may use them ends soon. Without the lock. */
+void imports_reap(device_t *device);
 
 /* Unmaps everything, when the core ends. */
 void imports_destroy(device_t *device);

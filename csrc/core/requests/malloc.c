@@ -4,35 +4,27 @@
  * that has nothing, malloc_block tries these steps in order, and stops at the first that serves.
  * malloc_block itself has the first; find_slowly, find_or_grow and wait_and_release order the
  * others:
- *   1. request_take_ready: a ready block of its own heap, but not a far too large one if a pending
- *      block fits well
- *   2. take_retired_or_gate: the same after retiring events
- *   3. malloc_claim_gateable: a pending block of its own heap, for which the GPU waits: with reuse
- *      order `gate`, or with `auto` beyond its allowance. If there is none, a ready block of any
- *      size, also one that step 1 left alone
- *   4. borrow: a completed block of another heap, lent
- *   5. take_grown: new memory. This comes before step 4 if the heap has borrowed many small blocks,
- *      and where addresses repeat. Beyond the garbage_collection_threshold, segments that were
- *      unused for long go back first
- *   6. callback_freed_memory: memory that registered callbacks free, by steps 2 to 5 again
- *   7. malloc_gate_own, malloc_gate_other, find_in_spare_pools: any block that a gate can make
- *      ready: of its own heap, of other heaps, then of pools that may be used when memory is short
+ *   1. request_take_ready: a ready block of its own heap
+ *   2. take_retired: the same after retiring events
+ *   3. borrow: a completed block of another heap, lent
+ *   4. hold_back: if more than an allowance of the heap's memory is pending, the host waits for
+ *      the oldest work that it waits for; then steps 2 to 4 again
+ *   5. take_grown: new memory. This comes before step 3 if the heap has borrowed many small blocks.
+ *      Beyond the garbage_collection_threshold, segments that were unused for long go back first
+ *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
+ *   7. find_in_spare_pools: memory of pools that may be used when memory is short
  *   8. wait_and_release: the host waits for one event after the other, then for the whole device.
  *      Then cached memory goes back and new memory is tried again, and at last memory in flight
  *
- * Each step takes the device's lock for itself. Driver calls are made without it, on claimed
- * blocks. Inside a capture three kinds of memory serve: what the stream itself freed in it, what
- * its pool had when it was quiesced, and new memory. There a gate is an edge of the graph, and the
- * host waits for nothing but memory in flight.
+ * No step makes a stream wait (rule 2). Each takes the device's lock for itself; the host waits
+ * without it, and driver calls are made without it, on claimed blocks. Inside a capture three kinds
+ * of memory serve: what the stream itself freed in it, what its pool had when it was quiesced, and
+ * new memory. There the host waits for nothing but memory in flight.
  *
  * Memory with a fence (esper_fence) is always new: take_fenced instead of all these steps.
  *
- * In a private pool, outside captures, malloc_take_deterministic comes before step 2, so that
- * addresses repeat.
- *
- * malloc_gate.c has the steps that gate, malloc_capture.c those inside a capture,
- * malloc_deterministic.c those of private pools. request.c has the ends of a request, and release.c
- * gives memory back to the driver. */
+ * malloc_capture.c has the steps inside a capture, hold_back.c the waits of step 4. request.c has
+ * the ends of a request, and release.c gives memory back to the driver. */
 #include "malloc.h"
 
 #include "../base/error.h"
@@ -49,46 +41,26 @@
 #include "../order/capture.h"
 #include "../order/capture_thread.h"
 #include "../order/capturing.h"
-#include "../order/record.h"
 #include "../order/retire.h"
 #include "../pools/pool.h"
 #include "../stats/stat.h"
 #include "drain.h"
+#include "hold_back.h"
 #include "malloc_capture.h"
-#include "malloc_deterministic.h"
-#include "malloc_gate.h"
 #include "release.h"
 #include "request.h"
 
 /* ---- the steps of malloc ----------------------------------------------- */
 
-/* Step 2: a ready block of any size, after retiring events. */
+/* Step 2. */
 static block_t *take_retired(const request_t *q)
 {
   stream_retire_all(q->core);
   lock(&q->device->lock);
   free_blocks_promote(q->heap);
-  block_t *block = request_take_ready(q, false);
+  block_t *block = request_take_ready(q);
   unlock(&q->device->lock);
   return block;
-}
-
-/* Steps 2 and 3. They take the lock once, apart from the gates. The ready blocks are searched again
- * only if there are new ones. */
-static block_t *take_retired_or_gate(const request_t *q)
-{
-  run_t run = {0};
-  block_t *block = NULL;
-  stream_retire_all(q->core);
-  lock(&q->device->lock);
-  if (free_blocks_promote(q->heap) || q->heap->ready[q->large].count != q->ready_seen)
-    block = request_take_ready(q, true);
-  if (!block && request_gates_first(q))
-    run = malloc_claim_gateable(q);
-  if (!block && !run.first && q->heap->ready[q->large].count)
-    block = request_take_ready(q, false); /* no pending block fits better */
-  unlock(&q->device->lock);
-  return run.first ? malloc_gate_claimed(q, run) : block;
 }
 
 /* A loan costs more time than a block of the heap's own, and a small segment costs little memory.
@@ -104,15 +76,18 @@ static bool borrows_too_often(const request_t *q)
   return often;
 }
 
-/* Step 4. The owner order that blocks of other heaps owe has often completed unnoticed. So the
- * first round asks about it, and the second round looks again. */
+/* Step 3. Not in a private pool with graphs: replays touch its memory whenever they like. The
+ * owner order that blocks of other heaps owe has often completed unnoticed. So the first round
+ * asks about it, and the second round looks again. */
 static block_t *borrow(const request_t *q)
 {
   for (int round = 0; round < 2; round++) {
     probes_t probes;
     probes.count = 0;
     lock(&q->device->lock);
-    for (heap_t *heap = q->pool->heaps; heap; heap = heap->next) {
+    bool may = q->pool == q->device->default_pool || !pool_has_graphs(q->pool) ||
+               !RULE(GRAPHS_KEEP_MEMORY);
+    for (heap_t *heap = may ? q->pool->heaps : NULL; heap; heap = heap->next) {
       if (!request_may_borrow(q, heap))
         continue;
       free_blocks_promote(heap);
@@ -121,7 +96,7 @@ static block_t *borrow(const request_t *q)
         continue;
       if (block_owes_nothing(block) || !RULE(LOAN_NEEDS_COMPLETION)) {
         free_blocks_claim(block);
-        if (request_lend(q, run_of_one(block))) {
+        if (request_lend(q, block)) {
           q->heap->borrowed += !q->large;
           unlock(&q->device->lock);
           return block;
@@ -162,76 +137,40 @@ static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
   return *status == ESPER_OK ? block : NULL;
 }
 
-/* The record that the heap's oldest pending block waits for. NULL: there is none that the host may
- * wait for. */
-static record_t *oldest_wait(const request_t *q)
+/* Steps 2 and 3. */
+static block_t *find_completed(const request_t *q)
 {
-  record_t *oldest = NULL;
-  lock(&q->device->lock);
-  for (block_t *b = q->heap->oldest_pending; b && !oldest; b = b->newer)
-    for (use_t *use = b->uses; use && !oldest; use = use->next)
-      if (use->record && !use->stream->all_streams && !use_is_satisfied(use, q->heap->stream) &&
-          !use_is_rendezvous(use))
-        record_keep(oldest = use->record);
-  unlock(&q->device->lock);
-  return oldest;
+  block_t *block = take_retired(q);
+  return block ? block : borrow(q);
 }
 
-/* The beginning of step 8: the host waits for one event after the other, until a block is ready. */
-static block_t *wait_for_pending(const request_t *q)
+/* Step 4. */
+static block_t *find_held_back(const request_t *q)
 {
-  record_t *oldest;
-  while ((oldest = oldest_wait(q))) {
-    esper_status status = record_wait(oldest);
-    record_drop(oldest);
-    block_t *block = take_retired(q);
-    if (block)
-      return block;
-    if (status != ESPER_OK)
-      return NULL;
-  }
-  return NULL;
-}
-
-/* Step 6. */
-static bool callback_freed_memory(const request_t *q)
-{
-  const esper_config *given = &q->config->as_given;
-  return given->free_memory && given->free_memory(given->free_memory_context);
+  block_t *block = NULL;
+  for (unsigned left = most_waits(q); left && !block && hold_back(q); left--)
+    block = find_completed(q);
+  return block;
 }
 
 /* ---- malloc ------------------------------------------------------------ */
-
-/* Steps 2 to 5 where addresses repeat. Events are retired for the sake of memory that may not be
- * gated on, which serves only once it has completed. */
-static block_t *find_or_grow_deterministic(const request_t *q, esper_status *status)
-{
-  stream_retire_all(q->core);
-  block_t *block = malloc_take_deterministic(q);
-  if (!block)
-    block = take_grown(q, false, status);
-  return block ? block : borrow(q);
-}
 
 /* Steps 2 to 5. */
 static block_t *find_or_grow(const request_t *q, esper_status *status)
 {
   block_t *block;
-  if (q->deterministic)
-    return find_or_grow_deterministic(q, status);
   if (q->capture)
     return (block = malloc_take_inside(q)) ? block : take_grown(q, false, status);
-  if ((block = take_retired_or_gate(q)))
+  if ((block = take_retired(q)))
     return block;
-  bool own_first = borrows_too_often(q);
-  if (own_first && (block = take_grown(q, true, status)))
+  if (borrows_too_often(q) && (block = take_grown(q, true, status)))
     return block;
-  if ((block = borrow(q)) || (!RULE(OWNER_NOT_GATED_EARLY) && (block = malloc_gate_other(q))))
+  if ((block = borrow(q)) || (block = find_held_back(q)))
     return block;
   return take_grown(q, false, status);
 }
 
-/* The end of step 7: memory of pools that may be used when memory is short. */
+/* Step 7. */
 static block_t *find_in_spare_pools(const request_t *q)
 {
   block_t *block = NULL;
@@ -243,19 +182,10 @@ static block_t *find_in_spare_pools(const request_t *q)
     lock(&q->device->lock);
     there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0, q->tag);
     unlock(&q->device->lock);
-    if (there.heap && !(block = take_retired(&there)) && !(block = borrow(&there)) &&
-        !(block = malloc_gate_own(&there)))
-      block = malloc_gate_other(&there);
+    if (there.heap)
+      block = find_completed(&there);
   }
   return block;
-}
-
-static block_t *find_returned(const request_t *q)
-{
-  if (q->capture)
-    return malloc_take_inside(q);
-  block_t *block = take_retired(q);
-  return block ? block : borrow(q);
 }
 
 /* The end of step 8: waits for memory in flight, and takes what other calls give back or do not
@@ -268,16 +198,57 @@ static block_t *take_returned(const request_t *q, esper_status *status)
   bool more = true;
   for (int i = 0; i < TIMES && more && !block && *status == ESPER_OUT_OF_MEMORY; i++) {
     more = in_flight_wait(q->device, &returned_before);
-    if (!(block = find_returned(q)) && more)
+    block = q->capture ? malloc_take_inside(q) : find_completed(q);
+    if (!block && more)
       block = take_grown(q, false, status);
   }
   return block;
 }
 
-/* Step 8: the host waits. */
+typedef struct draining {
+  device_t *device;
+  unsigned how;
+  esper_status status;
+} draining_t;
+
+static void drain(void *argument)
+{
+  draining_t *d = argument;
+  d->status = drain_device(d->device, d->how);
+}
+
+static esper_status drain_unlocked(const request_t *q, unsigned how)
+{
+  draining_t d = {q->device, how, ESPER_OK};
+  wait_unlocked(q, drain, &d);
+  return d.status;
+}
+
+/* Waits for the device, as `limited` says, and takes what has completed then, or new memory in
+ * place of cached memory that goes back. */
+static block_t *drain_and_release(const request_t *q, bool limited, esper_status *drained,
+                                  esper_status *status)
+{
+  block_t *block;
+  *drained = drain_unlocked(q, limited ? DRAIN_LIMITED : 0);
+  if ((block = find_completed(q)) || (block = find_in_spare_pools(q)))
+    return block;
+  size_t wanted = grow_size(q->pool, q->size);
+  if (release_cached(q->device, NULL, false, wanted) && (block = take_grown(q, false, status)))
+    return block;
+  if (release_cached(q->device, NULL, false, SIZE_MAX) && (block = take_grown(q, false, status)))
+    return block;
+  return NULL;
+}
+
+/* Step 8: the host waits. Work that may never complete is waited for last of all, in place of an
+ * error. */
 static block_t *wait_and_release(const request_t *q, esper_status *status)
 {
-  block_t *block = wait_for_pending(q);
+  block_t *block = NULL;
+  esper_status drained;
+  for (unsigned left = most_waits(q); left && !block && wait_for_oldest(q); left--)
+    block = find_completed(q);
   if (block)
     return block;
   lock(&q->device->lock);
@@ -285,17 +256,8 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   q->device->stats.num_sync_all_streams++;
   slack_was_refused(q->device);
   unlock(&q->device->lock);
-  /* Giving memory back to the driver waits for the device, too, so the host must be allowed to. */
-  bool may_wait = drain_may_wait(q->device);
-  if (may_wait)
-    drain_device(q->device, false);
-  if ((block = take_retired(q)) || (block = borrow(q)) || !may_wait ||
-      (block = find_in_spare_pools(q)))
-    return block;
-  size_t wanted = grow_size(q->pool, q->size);
-  if (release_cached(q->device, NULL, false, wanted) && (block = take_grown(q, false, status)))
-    return block;
-  if (release_cached(q->device, NULL, false, SIZE_MAX) && (block = take_grown(q, false, status)))
+  if ((block = drain_and_release(q, true, &drained, status)) ||
+      (drained == ESPER_NOT_READY && (block = drain_and_release(q, false, &drained, status))))
     return block;
   return take_returned(q, status);
 }
@@ -304,16 +266,13 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
 static block_t *find_slowly(const request_t *q, esper_status *status)
 {
   block_t *block = find_or_grow(q, status);
-  if (!block && *status == ESPER_OUT_OF_MEMORY && callback_freed_memory(q))
+  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(&q->config->as_given))
     block = find_or_grow(q, status);
   if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;
   if (q->capture)
-    return (block = malloc_gate_inside(q)) ? block : take_returned(q, status);
-  if ((block = malloc_gate_own(q)) || (block = malloc_gate_other(q)) ||
-      (block = find_in_spare_pools(q)))
-    return block;
-  return wait_and_release(q, status);
+    return take_returned(q, status);
+  return (block = find_in_spare_pools(q)) ? block : wait_and_release(q, status);
 }
 
 /* ---- with a fence ------------------------------------------------------ */
@@ -339,12 +298,11 @@ static block_t *raise_fence(request_t *q, size_t most, esper_status *status)
 static block_t *take_fenced(request_t *q, esper_status *status)
 {
   block_t *block = raise_fence(q, PASSED_OVER, status);
-  if (!block && *status == ESPER_OUT_OF_MEMORY && callback_freed_memory(q))
+  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(&q->config->as_given))
     block = raise_fence(q, SIZE_MAX, status);
   if (*status != ESPER_OUT_OF_MEMORY)
     return block;
-  if (drain_may_wait(q->device))
-    drain_device(q->device, false);
+  drain_unlocked(q, 0);
   if (!(block = raise_fence(q, SIZE_MAX, status)) && *status == ESPER_OUT_OF_MEMORY &&
       release_cached(q->device, NULL, false, SIZE_MAX))
     block = raise_fence(q, SIZE_MAX, status);
@@ -387,10 +345,7 @@ static esper_status find_block(request_t *q, bool fenced, block_t **block)
   esper_status status = ESPER_OK;
   if (!q->heap)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
-  if (fenced)
-    *block = take_fenced(q, &status);
-  else if (!q->deterministic || !(*block = malloc_take_deterministic(q)))
-    *block = find_slowly(q, &status);
+  *block = fenced ? take_fenced(q, &status) : find_slowly(q, &status);
   if (atomic_load_explicit(&q->core->ended_a_capture, memory_order_relaxed))
     warn_of_ended_capture(q->core);
   if (*block)
@@ -442,10 +397,8 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
                  .size = rounded,
                  .large = config_is_large(rounded),
                  .returned_before = 0,
-                 .ready_seen = 0,
                  .missed = try.missed,
-                 .addresses_missing = 0,
-                 .deterministic = false};
+                 .addresses_missing = 0};
   if (!q.size)
     return request_fail(&q);
   q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
@@ -471,13 +424,10 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   device->large_requests += q.large;
   q.returned_before = in_flight_returned_by_others(device);
   q.heap = heap_of(&q);
-  q.deterministic = q.heap && pool_is_deterministic(q.heap);
   bool fenced = core_is(core, CORE_FENCED) && pool == device->default_pool && !q.capture;
   block_t *block = NULL;
-  if (q.heap && !q.deterministic && !fenced)
-    block = request_take_ready(&q, true); /* step 1 */
-  if (!block && q.heap)
-    q.ready_seen = q.heap->ready[q.large].count;
+  if (q.heap && !fenced)
+    block = request_take_ready(&q); /* step 1 */
   unlock(&device->lock);
   if (!block && (status = find_block(&q, fenced, &block)) != ESPER_OK)
     return status;

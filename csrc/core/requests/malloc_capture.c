@@ -15,55 +15,12 @@ static block_t *take_learned(const request_t *q)
   branch_learn(q->heap->branch, q->stream.handle);
   lock(&q->device->lock);
   free_blocks_promote(q->heap);
-  block_t *block = request_take_ready(q, false);
+  block_t *block = request_take_ready(q);
   unlock(&q->device->lock);
   return block;
 }
 
-/* Makes the request's stream depend on everything that a claimed block owes. A point of the
- * stream's own branch needs no edge, and does not count as a gate that was skipped. */
-static bool gate_inside(const request_t *q, const block_t *block)
-{
-  branch_t *branch = q->heap->branch;
-  uint64_t issued = 0, skipped = 0;
-  bool gated = true;
-  for (const use_t *use = block->uses; use && gated; use = use->next)
-    if (!branch_is_after(branch, &use->point)) {
-      gated = branch_gate(branch, q->stream.handle, &use->point);
-      issued += gated;
-    } else {
-      skipped += use->point.branch != branch;
-    }
-  lock(&q->device->lock);
-  q->device->counters.gates_issued += issued;
-  q->device->counters.gates_skipped += skipped;
-  unlock(&q->device->lock);
-  return gated;
-}
-
-/* Steps 3 and 7: a block that needs edges. Only of the request's own branch: any branch may have
- * used the memory without a mark, and the one that freed it may wait for that later. */
-static block_t *take_gated(const request_t *q, bool at_free_too)
-{
-  lock(&q->device->lock);
-  cache_close(q->heap);
-  block_t *block = free_blocks_best_inside(q->heap, q->size, q->large, at_free_too);
-  if (block)
-    free_blocks_claim(block);
-  unlock(&q->device->lock);
-  if (!block)
-    return NULL;
-  bool gated = gate_inside(q, block);
-  lock(&q->device->lock);
-  if (gated)
-    request_hand_out(q, block);
-  else
-    free_blocks_add(block);
-  unlock(&q->device->lock);
-  return gated ? block : NULL;
-}
-
-/* Step 4: a segment that another stream had freed when the pool was quiesced. */
+/* Step 3: a segment that another stream had freed when the pool was quiesced. */
 static block_t *take_quiesced(const request_t *q)
 {
   block_t *block = NULL;
@@ -82,15 +39,7 @@ static block_t *take_quiesced(const request_t *q)
 block_t *malloc_take_inside(const request_t *q)
 {
   block_t *block = take_learned(q);
-  if (!block && request_gates_first(q))
-    block = take_gated(q, false);
   return block ? block : take_quiesced(q);
-}
-
-/* Step 7, when memory ran out. */
-block_t *malloc_gate_inside(const request_t *q)
-{
-  return take_gated(q, true);
 }
 
 /* ---- free -------------------------------------------------------------- */

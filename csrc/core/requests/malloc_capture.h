@@ -1,15 +1,13 @@
 /* malloc_capture.h: malloc and free inside a capture. A use there ends at a point in the graph
  * instead of an event. malloc looks for the stream's own blocks whose points come before the
- * request's point, by the program's own edges or by an edge that it adds. */
+ * request's point, by the program's own edges. */
 #ifndef ESPER_MALLOC_CAPTURE_H
 #define ESPER_MALLOC_CAPTURE_H
 
 #include "request.h"
 
-/* Steps 2 to 4 of malloc; NULL: none. No lock is held. */
+/* Steps 2 and 3 of malloc; NULL: none. No lock is held. */
 block_t *malloc_take_inside(const request_t *q);
-/* Step 7, when memory ran out. */
-block_t *malloc_gate_inside(const request_t *q);
 
 /* Sets what a claimed block owes after its free, if it was handed out inside a capture. The
  * device's lock is dropped meanwhile. False: the capture is over, or its user has left it. */

@@ -35,7 +35,7 @@ static esper_status note_on(block_t *block, stream_t *stream)
 {
   if (is_noted(block, stream))
     return ESPER_OK;
-  esper_status status = mark_attach(block, stream, NULL, USE_BY_RECORD_STREAM);
+  esper_status status = mark_attach(block, stream, NULL, USE_AT_FREE);
   if (status == ESPER_OK)
     __atomic_store_n(&block->noted, block->noted | noted_bit(stream), __ATOMIC_RELAXED);
   return status;
@@ -48,8 +48,8 @@ static esper_status note_inside(block_t *block, presented_t p)
 {
   bool own = block_is_of(block, p.stream);
   if (p.capture != block->capture && (!own || !block->capture) && RULE(GRAPH_READS_ANYWHERE))
-    return mark_on_all_streams(block, USE_BY_RECORD_STREAM);
-  return own ? ESPER_OK : mark_attach(block, p.stream, NULL, USE_BY_RECORD_STREAM);
+    return mark_on_all_streams(block, USE_AT_FREE);
+  return own ? ESPER_OK : mark_attach(block, p.stream, NULL, USE_AT_FREE);
 }
 
 __attribute__((noinline)) static esper_status note_slowly(core_t *core, const void *ptr,
@@ -126,7 +126,7 @@ static esper_status note_live_blocks(device_t *device)
   for (segment_t *segment = device->first_segment; segment; segment = segment->next)
     for (block_t *block = segment->first; block && status == ESPER_OK; block = block->next)
       if (block_state_of(block) == BLOCK_LIVE && RULE(UNSEEN_USES_COUNT))
-        status = mark_on_all_streams(block, USE_BY_RECORD_STREAM);
+        status = mark_on_all_streams(block, USE_AT_FREE);
   caches_resume(device);
   unlock(&device->lock);
   return status;

@@ -6,11 +6,11 @@
 #include "../blocks/use.h"
 #include "../memory/segment.h"
 #include "../order/capturing.h"
+#include "../order/host_wait.h"
 #include "../order/record.h"
 #include "../order/retire.h"
 #include "../order/stream.h"
 #include "../pools/pool.h"
-#include "drain.h"
 
 /* ---- waiting ------------------------------------------------------------ */
 
@@ -30,7 +30,6 @@ typedef struct wait {
   record_t *record;         /* the record with that number; NULL: the wait is for owner order */
   const refused_t *refused; /* streams that cannot be waited for */
   int count;
-  bool for_all; /* whether the host may wait for all streams */
 } wait_t;
 
 static bool is_refused(const wait_t *wait, const stream_t *stream, const record_t *record)
@@ -57,20 +56,12 @@ static void need(wait_t *wait, stream_t *stream, uint64_t number, record_t *reco
   wait->record = record;
 }
 
-/* The traits of `all_streams` are those of all streams together, so they do not tell whether a
- * stream with the rendezvous trait is at work. `for_all` does. */
-static bool may_wait_for(const wait_t *wait, const use_t *use)
-{
-  return use->stream->all_streams ? wait->for_all && !(use->flags & USE_NO_GATE)
-                                  : !use_is_rendezvous(use);
-}
-
 static void need_all(wait_t *wait, const block_t *block)
 {
-  if (!owner_order_has_completed(block) && wait->for_all)
+  if (!owner_order_has_completed(block))
     need(wait, owner_order_stream(block->segment->heap), block->stamp, NULL);
   for (const use_t *use = block->uses; use; use = use->next) {
-    if (use_has_completed(use) || !may_wait_for(wait, use))
+    if (use_has_completed(use))
       continue;
     if (use->record)
       need(wait, use->stream, use->record->number, use->record);
@@ -94,20 +85,15 @@ static bool find_wait(wait_t *wait, pool_t *pool)
 static void wait_for_obligations(pool_t *pool)
 {
   refused_t refused[REFUSED];
-  bool for_all = drain_may_wait(pool->device);
-  wait_t wait = {.refused = refused, .for_all = for_all};
+  wait_t wait = {.refused = refused};
   while (wait.count < REFUSED && find_wait(&wait, pool)) {
-    if (!wait.record) {
+    if (!wait.record)
       wait.record = stream_probe(wait.stream, wait.number);
-      /* Asked again, because the new event may stand for work that has come meanwhile. */
-      for_all = for_all && !(wait.stream->all_streams && !drain_may_wait(pool->device));
-    }
-    bool may = for_all || !wait.stream->all_streams;
-    if (!wait.record || !may || record_wait(wait.record) != ESPER_OK)
+    if (!wait.record || record_wait_trusting(wait.record) != ESPER_OK)
       refused[wait.count++] = (refused_t){wait.stream, !wait.record};
     if (wait.record)
       record_drop(wait.record);
-    wait = (wait_t){.refused = refused, .count = wait.count, .for_all = for_all};
+    wait = (wait_t){.refused = refused, .count = wait.count};
   }
 }
 
@@ -151,10 +137,9 @@ static void wait_for_owners(pool_t *pool)
                   has_live_captured(heap);
     unlock(&device->lock);
     stream_t *s = heap->stream;
-    needed = needed && !stream_is_rendezvous(s);
     uint64_t to = needed ? stream_pass(owner_order_stream(heap)) : 0;
     record_t *record = needed ? stream_probe(s, stream_stamp(s)) : NULL;
-    bool waited = record && record_wait(record) == ESPER_OK;
+    bool waited = record && record_wait_trusting(record) == ESPER_OK;
     lock(&device->lock);
     heap->quiesced_at = waited ? record->number : 0;
     heap->quiesced_to = waited ? to : 0;
@@ -231,11 +216,15 @@ static void quiesce_heap(heap_t *heap)
   for (block_t *b = heap->oldest_pending, *newer; b; b = newer) {
     newer = b->newer;
     uses_hold_unrecorded(device, b);
-    if (!serves_own_stream(b) && RULE(QUIESCE_NEEDS_COMPLETION)) {
+    bool serves = serves_own_stream(b) || !RULE(QUIESCE_NEEDS_COMPLETION);
+    if (!serves && b->withheld)
+      continue;
+    free_blocks_claim(b);
+    if (!serves) {
       b->withheld = true; /* its owner order may complete after its uses */
+      free_blocks_add(b);
       continue;
     }
-    free_blocks_claim(b);
     uint64_t stamp = block_owes_nothing(b) || !RULE(QUIESCE_NEEDS_COMPLETION) ? 0 : b->stamp;
     clear(b);
     b->stamp = stamp;

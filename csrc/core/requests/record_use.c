@@ -78,26 +78,16 @@ static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
   return false;
 }
 
-static unsigned use_flags(unsigned flags)
-{
-  return (flags & ESPER_USE_NO_GATE ? USE_NO_GATE : 0u) |
-         (flags & ESPER_USE_UNTIL_FREE ? USE_AT_FREE : 0u);
-}
-
-/* Counts a mark of the block, unless it is by record_stream. Under the lock of the block's
- * device. */
+/* Counts a mark of the block. Under the lock of the block's device. */
 static void count_mark(const block_t *block, unsigned flags)
 {
   esper_counters *counters = &device_of(block)->counters;
-  if (!(flags & USE_AT_FREE))
-    counters->marks_exact++;
-  else if (!(flags & USE_GATE_LATE))
-    counters->marks_until_free++;
+  *(flags & USE_AT_FREE ? &counters->marks_until_free : &counters->marks_exact) += 1;
 }
 
 /* Takes over the reference to the record. */
 static esper_status attach_all(core_t *core, const void *const *ptrs, size_t count,
-                               stream_t *stream, record_t *record, unsigned flags, size_t *found)
+                               stream_t *stream, record_t *record, size_t *found)
 {
   esper_status status = ESPER_OK;
   *found = 0;
@@ -112,9 +102,9 @@ static esper_status attach_all(core_t *core, const void *const *ptrs, size_t cou
         record = NULL;
       else if (record)
         record_keep(record);
-      status = mark_attach(block, stream, given, flags);
+      status = mark_attach(block, stream, given, 0);
       if (status == ESPER_OK)
-        count_mark(block, flags);
+        count_mark(block, 0);
     }
     unlock(&device_of(block)->lock);
   }
@@ -130,13 +120,13 @@ static void count_captured(device_t *device)
   unlock(&device->lock);
 }
 
-static esper_status attach_point(block_t *block, capture_point_t point, unsigned flags)
+static esper_status attach_point(block_t *block, capture_point_t point)
 {
   use_t *use = use_take(device_of(block));
   if (!use)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
   branch_keep(point.branch);
-  use_attach_point(block, point, flags, &use);
+  use_attach_point(block, point, &use);
   if (use)
     use_give(device_of(block), use);
   return ESPER_OK;
@@ -146,7 +136,7 @@ static esper_status attach_point(block_t *block, capture_point_t point, unsigned
  * the graph. Other memory is held until all devices have done the work that they had at the free,
  * because the graph may be replayed on any stream of any device. */
 static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t count, presented_t p,
-                                unsigned flags, size_t *found)
+                                size_t *found)
 {
   capture_point_t point = {0};
   esper_status status = ESPER_OK;
@@ -163,10 +153,9 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
     ++*found;
     bool own = has_point && block->capture == p.capture;
     if (own && needs_use(block, p.stream))
-      count_mark(block, flags);
+      count_mark(block, 0);
     if (needs_use(block, p.stream))
-      status = own ? attach_point(block, point, flags)
-                   : mark_on_all_streams(block, flags | USE_READ_BY_GRAPH);
+      status = own ? attach_point(block, point) : mark_on_all_streams(block, USE_READ_BY_GRAPH);
     outside |= !own && needs_use(block, p.stream);
     unlock(&device_of(block)->lock);
   }
@@ -179,22 +168,21 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
 }
 
 static esper_status mark(core_t *core, const void *const *ptrs, size_t count, presented_t p,
-                         unsigned flags, size_t *found)
+                         size_t *found)
 {
   *found = 0;
   if (!any_needs_use(core, ptrs, count, p.stream, found))
     return ESPER_OK;
   record_t *record = stream_record_begin(&p);
   if (!record && p.capture)
-    return mark_inside(core, ptrs, count, p, use_flags(flags), found);
+    return mark_inside(core, ptrs, count, p, found);
   if (record)
     stream_record_end(p.stream, NULL);
-  return attach_all(core, ptrs, count, p.stream, record, use_flags(flags), found);
+  return attach_all(core, ptrs, count, p.stream, record, found);
 }
 
 /* A record that is replaced goes back to its stream under the record lock, which is held anyway. */
-esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
-                              size_t *found)
+esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, size_t *found)
 {
   const segment_t *segment = block_segment_if_any(block);
   *found = 0;
@@ -204,15 +192,15 @@ esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, un
   esper_status status = ESPER_OK;
   record_t *record = stream_record_begin(&p), *replaced = NULL;
   if (!record && p.capture)
-    return mark_inside(device->core, &ptr, 1, p, flags, found);
+    return mark_inside(device->core, &ptr, 1, p, found);
   lock(&device->lock);
   *found = block_is_live_at(block, (uintptr_t)ptr);
   if (*found && record)
-    replaced = use_replace(block, record, flags);
+    replaced = use_replace(block, record);
   if (*found && !replaced)
-    status = mark_attach(block, p.stream, record, flags);
+    status = mark_attach(block, p.stream, record, 0);
   if (*found && status == ESPER_OK)
-    count_mark(block, flags);
+    count_mark(block, 0);
   unlock(&device->lock);
   if (!*found && record)
     record_drop(record);
@@ -223,11 +211,10 @@ esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, un
 }
 
 static esper_status mark_on(core_t *core, const void *const *ptrs, size_t count, presented_t p,
-                            unsigned flags, size_t *found)
+                            size_t *found)
 {
   block_t *block = count == 1 ? peek(core, ptrs[0], p.stream) : NULL;
-  return block ? mark_found_block(block, ptrs[0], p, use_flags(flags), found)
-               : mark(core, ptrs, count, p, flags, found);
+  return block ? mark_found_block(block, ptrs[0], p, found) : mark(core, ptrs, count, p, found);
 }
 
 esper_status mark_present(core_t *core, esper_stream as, presented_t *p)
@@ -239,10 +226,10 @@ esper_status mark_present(core_t *core, esper_stream as, presented_t *p)
 }
 
 /* Marks that last until the free. A mark inside a capture on memory from outside lasts until all
- * work is done that the devices had at the free, because the graph may be replayed on any stream.
- * Nobody said that all this completes on its own. */
+ * work is done that the devices had at the free, because the graph may be replayed on any
+ * stream. */
 static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_t count,
-                                    presented_t p, unsigned flags, size_t *found)
+                                    presented_t p, size_t *found)
 {
   uint64_t capture = stream_capture_of(p, true);
   esper_status status = ESPER_OK;
@@ -257,11 +244,10 @@ static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_
     ++*found;
     if (needs_use(block, p.stream)) {
       bool outside = capture && capture != block->capture;
-      unsigned more = outside ? USE_READ_BY_GRAPH | USE_GATE_LATE : 0u;
-      status = outside ? mark_on_all_streams(block, flags | more)
-                       : mark_attach(block, p.stream, NULL, flags);
+      status = outside ? mark_on_all_streams(block, USE_AT_FREE | USE_READ_BY_GRAPH)
+                       : mark_attach(block, p.stream, NULL, USE_AT_FREE);
       if (status == ESPER_OK)
-        count_mark(block, flags | more);
+        count_mark(block, USE_AT_FREE);
       any_outside |= outside;
     }
     unlock(&device_of(block)->lock);
@@ -282,9 +268,9 @@ esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper
   if (!RULE(MARK_DESPITE_CAPTURES) && stream_any_is_captured(p.stream->device))
     return ESPER_OK;
   if (flags & ESPER_USE_UNTIL_FREE && RULE(MARK_LASTS_UNTIL_FREE))
-    status = mark_until_free(core, ptrs, count, p, use_flags(flags), &found);
+    status = mark_until_free(core, ptrs, count, p, &found);
   else
-    status = mark_on(core, ptrs, count, p, flags & ESPER_USE_NO_GATE, &found);
+    status = mark_on(core, ptrs, count, p, &found);
   if (status == ESPER_OK && marked)
     *marked = found;
   return status;
@@ -296,17 +282,17 @@ bool mark_by_handle(core_t *core, const void *ptr, void *handle, esper_status *s
   presented_t p;
   if (!stream_find(core, handle, &p))
     return false;
-  *status = mark_on(core, &ptr, 1, p, 0, &found);
+  *status = mark_on(core, &ptr, 1, p, &found);
   return true;
 }
 
 /* The carrier is the core's own stream that waits for foreign events. It is not made under the
  * device's sync lock: the thread that synchronises may be waiting for work that the caller enqueues
  * next. */
-static esper_status carrier_of(device_t *device, bool gate, stream_t **carrier)
+static esper_status carrier_of(device_t *device, stream_t **carrier)
 {
   core_t *core = device->core;
-  _Atomic(stream_t *) *made = &device->carriers[!gate];
+  _Atomic(stream_t *) *made = &device->carrier;
   esper_status status = ESPER_OK;
   if ((*carrier = atomic_load(made)))
     return ESPER_OK;
@@ -320,19 +306,18 @@ static esper_status carrier_of(device_t *device, bool gate, stream_t **carrier)
 }
 
 esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count, void *event,
-                            int device, unsigned flags, size_t *marked)
+                            int device, size_t *marked)
 {
   size_t found = 0;
   stream_t *carrier;
-  bool gate = !(flags & ESPER_USE_NO_GATE);
-  esper_status status = carrier_of(&core->devices[device], gate, &carrier);
+  esper_status status = carrier_of(&core->devices[device], &carrier);
   if (status != ESPER_OK)
     return status;
   if (any_needs_use(core, ptrs, count, carrier, &found)) {
     record_t *record = stream_record_event(carrier, event, device);
     /* If the event cannot be waited for, its work may be on any stream. */
     stream_t *user = record ? carrier : core->devices[device].all_streams;
-    status = attach_all(core, ptrs, count, user, record, use_flags(flags), &found);
+    status = attach_all(core, ptrs, count, user, record, &found);
     stream_retire(carrier);
   }
   if (marked)
@@ -351,7 +336,7 @@ esper_status mark_stream(core_t *core, const void *ptr, esper_stream as)
   presented_t p;
   esper_status status = mark_present(core, as, &p);
   if (status == ESPER_OK)
-    status = mark_until_free(core, &ptr, 1, p, USE_BY_RECORD_STREAM, &found);
+    status = mark_until_free(core, &ptr, 1, p, &found);
   return status == ESPER_OK && !found ? error_not_live(ptr) : status;
 }
 
@@ -361,7 +346,7 @@ esper_status mark_until_all_done(core_t *core, const void *ptr)
   if (!block)
     return error_not_live(ptr);
   device_t *device = device_of(block);
-  esper_status status = mark_attach(block, device->all_streams, NULL, USE_BY_RECORD_STREAM);
+  esper_status status = mark_attach(block, device->all_streams, NULL, USE_AT_FREE);
   device->counters.marks_until_free++;
   unlock(&device->lock);
   return status;

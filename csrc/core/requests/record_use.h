@@ -9,13 +9,12 @@ esper_status mark_use(core_t *core, const void *const *ptrs, size_t count, esper
                       unsigned flags, size_t *marked);
 /* As mark_use, for one block that starts at the address and was found without a lock. The block,
  * and even its metadata, may have gone since. */
-esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, unsigned flags,
-                              size_t *found);
+esper_status mark_found_block(block_t *block, const void *ptr, presented_t p, size_t *found);
 /* Marks a use on a stream of which the caller knows only the driver's handle, which is above 2.
  * False: the handle is not enough, and nothing has happened. */
 bool mark_by_handle(core_t *core, const void *ptr, void *handle, esper_status *status);
 esper_status mark_use_event(core_t *core, const void *const *ptrs, size_t count, void *event,
-                            int device, unsigned flags, size_t *marked);
+                            int device, size_t *marked);
 esper_status mark_stream(core_t *core, const void *ptr, esper_stream as);
 esper_status mark_until_all_done(core_t *core, const void *ptr);
 

@@ -10,49 +10,9 @@
 #include "../memory/segment.h"
 #include "../pools/pool.h"
 
-/* ---- to wait or to grow ------------------------------------------------ */
-
-/* With reuse order `auto` a stream waits for memory only while its heap has more than ALLOWANCE
- * bytes pending, and never for the two blocks that became pending last: the GPU works on these
- * meanwhile, so a pipeline keeps its overlap. More than 1/DEVICE_SHARE of the device is never left
- * pending, and nothing is while memory is short. */
-enum { ALLOWANCE = 128 << 20, DEVICE_SHARE = 16 };
-
-/* Whether a new segment would exceed the memory fraction, or the driver lately refused one of that
- * size. */
-static bool cannot_grow(const request_t *q)
-{
-  const device_t *d = q->device;
-  size_t size = grow_size(q->pool, q->size);
-  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
-  return reserved + size > d->limit || (d->refused && size >= d->refused);
-}
-
-/* Whether the heap may have as much pending memory as it would if this request grows. */
-static bool may_leave_pending(const request_t *q)
-{
-  const device_t *d = q->device;
-  size_t most = (d->limit < d->total ? d->limit : d->total) / DEVICE_SHARE;
-  return q->heap->pending_index.bytes + q->size <= most && !cannot_grow(q);
-}
-
-bool request_gates_first(const request_t *q)
-{
-  esper_reuse_order order = q->config->as_given.reuse_order;
-  if (order != ESPER_REUSE_AUTO || q->capture)
-    return order != ESPER_REUSE_GROW;
-  return q->heap->pending_index.bytes + q->size > ALLOWANCE || !may_leave_pending(q);
-}
-
-gate_choice_t request_gate_choice(const request_t *q)
-{
-  bool spares = q->config->as_given.reuse_order == ESPER_REUSE_AUTO && may_leave_pending(q);
-  return spares ? GATE_ALL_BUT_NEWEST : GATE_NOW;
-}
-
 /* ---- handing out ------------------------------------------------------- */
 
-size_t request_share(const request_t *q, const segment_t *segment, size_t size)
+static size_t request_share(const request_t *q, const segment_t *segment, size_t size)
 {
   bool splits = !segment->heap->pool->no_split &&
                 config_splits(q->config, size, q->size, segment_is_coarse(segment));
@@ -85,22 +45,11 @@ void request_hand_out(const request_t *q, block_t *block)
   trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, q->stream.stream);
 }
 
-block_t *request_hand_out_run(const request_t *q, run_t run)
-{
-  block_t *block = run.first;
-  if (run.first != run.last)
-    block = free_blocks_unite(run, request_share(q, run.first->segment, run.size));
-  request_hand_out(q, block);
-  return block;
-}
-
 /* The block gets a use by the borrower now, which ends at the free. A classic segment that is
  * wholly free and owes nothing moves to the request's heap instead. */
-block_t *request_lend(const request_t *q, run_t run)
+block_t *request_lend(const request_t *q, block_t *block)
 {
-  block_t *block = run.first;
-  if (block_is_whole_segment(block) && !block->segment->pages &&
-      (block_owes_nothing(block) || !RULE(MOVE_NEEDS_COMPLETION))) {
+  if (block_is_whole_segment(block) && !block->segment->pages) {
     uses_drop(q->device, block);
     block->stamp = 0;
     segment_move(block->segment, q->heap);
@@ -110,7 +59,7 @@ block_t *request_lend(const request_t *q, run_t run)
   use_t *use = use_take(q->device);
   if (!use)
     return NULL;
-  block = request_hand_out_run(q, run);
+  request_hand_out(q, block);
   if (RULE(LOAN_MAKES_USE))
     (void)use_attach(block, loan_stream(q->stream.stream), NULL, USE_BY_LOAN, &use);
   if (use)
@@ -119,20 +68,7 @@ block_t *request_lend(const request_t *q, run_t run)
   return block;
 }
 
-/* Whether a pending block should be taken instead: it fits nearly exactly, and the ready one is
- * much larger. Taking the ready one would save a short wait, but break up memory. */
-static bool wastes_ready(const request_t *q, const block_t *ready)
-{
-  if (!RULE(READY_FIRST)) { /* whatever fits best */
-    const block_t *pending =
-        free_blocks_best_gateable(q->heap, q->stream.stream, q->size, q->large, GATE_NOW);
-    return pending && pending->size <= ready->size;
-  }
-  return request_gates_first(q) && q->large && ready->size / 4 > q->size &&
-         free_blocks_near_gateable(q->heap, q->stream.stream, q->size);
-}
-
-block_t *request_take_ready(const request_t *q, bool sparing)
+block_t *request_take_ready(const request_t *q)
 {
   /* Blocks stay in it for which a new configuration says that they are oversize. */
   bool skip = q->missed || config_is_oversize(q->config, q->size);
@@ -142,7 +78,7 @@ block_t *request_take_ready(const request_t *q, bool sparing)
     return warm;
   }
   block_t *block = free_blocks_best_ready(q->heap, q->size, q->large);
-  if (!block || (sparing && q->heap->oldest_pending && wastes_ready(q, block)))
+  if (!block)
     return NULL;
   free_blocks_claim(block);
   request_hand_out(q, block);

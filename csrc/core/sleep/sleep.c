@@ -11,8 +11,8 @@
 #include "../memory/page_table.h"
 #include "../memory/peers.h"
 #include "../order/capturing.h"
+#include "../order/host_wait.h"
 #include "../order/record.h"
-#include "../order/retire.h"
 #include "../requests/drain.h"
 #include "../requests/release.h"
 #include "choose.h"
@@ -37,12 +37,6 @@ static esper_status check_devices(core_t *core)
                        "memory cannot go to sleep while a stream of device %d is being captured: "
                        "end the capture first",
                        i);
-    if (!drain_may_wait(device))
-      return error_set(ESPER_NOT_READY,
-                       "memory cannot go to sleep while device %d runs work that may wait for work "
-                       "that is not yet enqueued (gate=False, or a stream with the rendezvous "
-                       "trait): wait for that work first",
-                       i);
   }
   return ESPER_OK;
 }
@@ -52,7 +46,7 @@ static esper_status wait_for_devices(core_t *core)
   esper_status status = ESPER_OK;
   for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
     if (atomic_load(&core->devices[i].ready) && RULE(SLEEP_NEEDS_COMPLETION))
-      status = drain_device(&core->devices[i], false);
+      status = drain_device(&core->devices[i], 0);
   return status;
 }
 

@@ -10,6 +10,7 @@
 #include "../memory/orphan.h"
 #include "../memory/peers.h"
 #include "../memory/segment.h"
+#include "../order/host_wait.h"
 #include "../order/record.h"
 #include "../order/retire.h"
 #include "../pools/pool.h"
@@ -117,8 +118,7 @@ static esper_status prepare(waking_t *w)
 static void release_unused(waking_t *w)
 {
   w->released = true;
-  if (drain_may_wait(w->device))
-    drain_device(w->device, false);
+  drain_device(w->device, DRAIN_LIMITED);
   release_cached(w->device, NULL, true, SIZE_MAX);
 }
 

@@ -37,7 +37,6 @@
   C(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                    \
   C(CU_STREAM_CAPTURE_STATUS_NONE, 0)                                     \
   C(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)                                   \
-  C(CU_STREAM_ADD_CAPTURE_DEPENDENCIES, 0)                                \
   C(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                                     \
   C(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                       \
   C(CU_MEM_HANDLE_TYPE_NONE, 0)                                           \
@@ -132,9 +131,6 @@ enum {
   E(cuStreamCreate, 2000, REQUIRED, (CUstream *, unsigned int))                                   \
   E(cuStreamDestroy, 4000, REQUIRED, (CUstream))                                                  \
   E(cuStreamWaitEvent, 3020, REQUIRED, (CUstream, CUevent, unsigned int))                         \
-  E(cuStreamUpdateCaptureDependencies, 11030, OPTIONAL,                                           \
-    (CUstream, CUgraphNode *, size_t, unsigned int))                                              \
-  E(cuGraphAddEmptyNode, 10000, OPTIONAL, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t))  \
   E(cuGraphNodeGetDependencies, 10000, OPTIONAL, (CUgraphNode, CUgraphNode *, size_t *))          \
   E(cuEventCreate, 2000, REQUIRED, (CUevent *, unsigned int))                                     \
   E(cuEventDestroy, 4000, REQUIRED, (CUevent))                                                    \

@@ -54,10 +54,8 @@ esper_status cuda_event_synchronize(void *self, int device, void *event);
 esper_status cuda_event_wait(void *self, int device, void *event, unsigned microseconds);
 
 /* capture.c */
-esper_status cuda_capture_point(void *self, int device, void *stream, uint64_t capture,
-                                void **node);
-esper_status cuda_capture_depend(void *self, int device, void *stream, uint64_t capture,
-                                 void *node);
+esper_status cuda_capture_tails(void *self, int device, void *stream, uint64_t capture,
+                                void **tails, size_t *count);
 esper_status cuda_capture_before(void *self, int device, void *stream, uint64_t capture, void *node,
                                  void **before, size_t *count);
 

@@ -65,22 +65,32 @@ int sim_mark_is_over(sim *s, const sim_mark *mark)
          s->streams[mark->slot]->executed >= mark->index;
 }
 
-/* Whether the stream's next operation comes after the mark. */
-int sim_mark_is_before(sim *s, const sim_mark *mark, const sim_stream *stream)
+/* Within a group replays run in the order of their captures, even if one of the captures was
+ * invalidated meanwhile. */
+sim_future sim_future_of(const sim_stream *stream)
+{
+  return (sim_future){&stream->clock, sim_capture_of(stream), &stream->tails,
+                      stream->capture ? stream->capture->group : 0};
+}
+
+int sim_mark_is_before_future(sim *s, const sim_mark *mark, const sim_future *f)
 {
   if (sim_mark_is_over(s, mark))
     return 1;
-  const sim_graph *capture = sim_capture_of(stream);
   if (mark->slot == SIM_NONE)
-    return capture && sim_capture_is_after(s, stream, mark->index, mark->node);
-  /* Replays within a group run in the order of their captures, even if one of the captures was
-   * invalidated meanwhile. */
+    return f->capture && sim_capture_is_after(s, f->capture, f->tails, mark->index, mark->node);
   const sim_owner *owner = sim_owner_slot(s, mark->owner);
-  uint64_t group = stream->capture ? stream->capture->group : 0;
-  if (group && mark->node == SIM_REPLAYED && owner->id == mark->owner && owner->group == group)
+  if (f->group && mark->node == SIM_REPLAYED && owner->id == mark->owner &&
+      owner->group == f->group)
     return 1;
   /* Captured work runs at some later launch, so nothing outside orders it. */
-  return !capture && sim_clock_get(&stream->clock, mark->slot) >= mark->index;
+  return !f->capture && sim_clock_get(f->clock, mark->slot) >= mark->index;
+}
+
+int sim_mark_is_before(sim *s, const sim_mark *mark, const sim_stream *stream)
+{
+  sim_future future = sim_future_of(stream);
+  return sim_mark_is_before_future(s, mark, &future);
 }
 
 void sim_report_stream(sim *s, const sim_stream *stream)
@@ -116,7 +126,7 @@ void sim_report_mark(sim *s, const sim_mark *mark, const sim_stream *stream)
              (unsigned long long)by->executed, (unsigned long long)by->enqueued,
              (unsigned long long)sim_clock_get(&s->host, mark->slot));
   if (stream)
-    sim_report(s, ",\n  the receiving stream comes after %llu",
+    sim_report(s, ",\n  that stream comes after %llu",
                (unsigned long long)sim_clock_get(&stream->clock, mark->slot));
   sim_report(s, "\n");
 }

@@ -34,6 +34,18 @@ void sim_marks_drop(sim *s, sim_marks *marks);
 void sim_marks_destroy(sim *s);
 /* Whether the mark can no longer matter to anybody. */
 int sim_mark_is_over(sim *s, const sim_mark *mark);
+/* Work that is yet to come: after `clock` or, in a capture, after the graph's `tails`. */
+typedef struct sim_future {
+  const sim_clock *clock;
+  const sim_graph *capture; /* NULL: none */
+  const sim_nodes *tails;
+  uint64_t group;
+} sim_future;
+
+/* The stream's next operation. */
+sim_future sim_future_of(const sim_stream *stream);
+/* Whether it comes after the mark. */
+int sim_mark_is_before_future(sim *s, const sim_mark *mark, const sim_future *future);
 /* Whether the stream's next operation comes after the mark. */
 int sim_mark_is_before(sim *s, const sim_mark *mark, const sim_stream *stream);
 

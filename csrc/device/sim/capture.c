@@ -35,7 +35,7 @@ static void deactivate(sim *s, sim_graph *graph)
 static int is_joined(const sim_stream *origin)
 {
   for (uint32_t n = 0; n < origin->capture->count; n++)
-    if (!sim_graph_is_after(origin, n))
+    if (!sim_graph_is_after(origin->capture, &origin->tails, n))
       return 0;
   return 1;
 }
@@ -193,42 +193,21 @@ static esper_status not_in(void)
   return sim_refuse(ESPER_INVALID, "sim: the stream is not in that capture");
 }
 
-esper_status sim_point_now(sim *s, sim_stream *stream, uint64_t capture, void **node)
+static esper_status store_nodes(const sim_graph *graph, const sim_nodes *nodes, void **handles,
+                                size_t *count)
 {
-  if (!is_in(stream, capture))
-    return not_in();
-  *node = NULL;
-  sim_graph *graph = stream->capture;
-  sim_nodes *tails = &stream->tails;
-  for (uint32_t i = 0; i < tails->count; i++) {
-    uint32_t k = 0;
-    while (k < tails->count &&
-           (k == i || sim_graph_has_ancestor(graph, tails->at[i], tails->at[k])))
-      k++;
-    if (k < tails->count)
-      continue;
-    *node = node_handle(graph, tails->at[i]);
-    return ESPER_OK;
-  }
-  if (tails->count) {
-    sim_nodes before = {0};
-    sim_nodes_copy(&before, tails);
-    *node = node_handle(graph, sim_capture_add(s, stream, &(sim_op){.kind = SIM_OP_WAIT}));
-    sim_nodes_add(tails, &before);
-    free(before.at);
-  }
+  if (nodes->count >= *count)
+    return sim_refuse(ESPER_UNSUPPORTED, "sim: there are too many");
+  *count = nodes->count;
+  for (uint32_t i = 0; i < nodes->count; i++)
+    handles[i] = node_handle(graph, nodes->at[i]);
   return ESPER_OK;
 }
 
-esper_status sim_depend_now(sim *s, sim_stream *stream, uint64_t capture, void *node)
+esper_status sim_tails_now(const sim_stream *stream, uint64_t capture, void **tails, size_t *count)
 {
-  uint32_t number;
-  if (!is_in(stream, capture))
-    return not_in();
-  if (node_find(s, node, &number, "capture_depend") != stream->capture)
-    return not_in();
-  sim_nodes_add(&stream->tails, &(sim_nodes){1, 1, &number});
-  return ESPER_OK;
+  return is_in(stream, capture) ? store_nodes(stream->capture, &stream->tails, tails, count)
+                                : not_in();
 }
 
 esper_status sim_before_now(sim *s, const sim_stream *stream, uint64_t capture, void *node,
@@ -240,11 +219,5 @@ esper_status sim_before_now(sim *s, const sim_stream *stream, uint64_t capture, 
   sim_graph *graph = node_find(s, node, &number, "capture_before");
   if (graph != stream->capture)
     return not_in();
-  const sim_nodes *nodes = &graph->nodes[number].before;
-  if (nodes->count >= *count)
-    return sim_refuse(ESPER_UNSUPPORTED, "sim: there are too many");
-  *count = nodes->count;
-  for (uint32_t i = 0; i < nodes->count; i++)
-    before[i] = node_handle(graph, nodes->at[i]);
-  return ESPER_OK;
+  return store_nodes(graph, &graph->nodes[number].before, before, count);
 }

@@ -5,8 +5,7 @@
 #include "state.h"
 
 void sim_capture_destroy_all(sim *s);
-esper_status sim_point_now(sim *s, sim_stream *stream, uint64_t capture, void **node);
-esper_status sim_depend_now(sim *s, sim_stream *stream, uint64_t capture, void *node);
+esper_status sim_tails_now(const sim_stream *stream, uint64_t capture, void **tails, size_t *count);
 esper_status sim_before_now(sim *s, const sim_stream *stream, uint64_t capture, void *node,
                             void **before, size_t *count);
 

@@ -6,6 +6,7 @@
 #include "contents.h"
 #include "oracle.h"
 #include "queue.h"
+#include "stream.h"
 
 /* Whether the copy comes after everything that was done to the bytes. */
 static int is_ordered(sim *s, const char *who, const sim_stretch *t, const sim_stream *stream,
@@ -90,6 +91,7 @@ esper_status sim_copy(sim *s, sim_op_kind kind, sim_stream *stream, uintptr_t ad
       return sim_refuse(ESPER_DEVICE_ERROR, "sim: %s: bad addresses", who);
   sim_op op = {.kind = kind, .address = address, .size = size, .host = host};
   uint64_t index = sim_enqueue(s, stream, &op);
+  sim_stream_given(stream);
   if (!s->options.oracle)
     return ESPER_OK;
   for (uintptr_t a = address; a < address + size; a += p.size) {

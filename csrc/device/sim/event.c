@@ -30,6 +30,7 @@ void *sim_event_new(sim *s, int device, int of_core)
   event->index = 0;
   event->all = 0;
   event->capture = 0;
+  event->by_program.count = 0;
   event->of_core = of_core;
   if (of_core)
     s->devices[device].alive.events++;
@@ -85,6 +86,10 @@ void sim_record_now(sim *s, sim_stream *stream, sim_event *event)
   event->index = sim_enqueue(s, stream, &(sim_op){.kind = SIM_OP_RECORD});
   if (s->options.oracle)
     sim_clock_copy(s, &event->clock, &stream->clock);
+  if (s->options.oracle && !event->of_core) {
+    sim_clock_copy(s, &event->by_program, &stream->by_program);
+    sim_clock_set(s, &event->by_program, stream->slot, event->index);
+  }
 }
 
 /* Makes the event stand for what is on every stream of the device. */
@@ -179,14 +184,16 @@ esper_status sim_wait_host(sim *s, sim_event *event)
   return ESPER_OK;
 }
 
-/* However much time passes, an event that never completes has not completed. With seeds a little
- * time passes, so that the caller sees both answers. */
+/* However much time passes, an event that never completes has not completed. With seeds a random
+ * amount of time passes, so that the caller sees both answers. */
 esper_status sim_wait_host_while(sim *s, sim_event *event)
 {
   if (event->capture)
     return refuse_captured();
+  enum { MOST = 64 };
   if (s->options.completion == SIM_SEEDED)
-    sim_let_time_pass(s);
+    for (int i = 0; i < MOST && !event_is_done(s, event); i++)
+      sim_let_time_pass(s);
   else if (!event_is_fresh(event) && !try_to_reach_event(s, event))
     return ESPER_NOT_READY;
   return sim_query_now(s, event);
@@ -221,6 +228,10 @@ esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event, int o
   if (!stream->capture && !event->capture) {
     if (event_is_fresh(event))
       return ESPER_OK; /* nothing to wait for */
+    if (s->options.oracle && of_core)
+      sim_stream_gate(s, stream);
+    else if (s->options.oracle)
+      sim_clock_join(s, &stream->by_program, &event->by_program);
     if (s->options.oracle)
       sim_clock_join(s, &stream->clock, &event->clock);
     if (!event->all)
@@ -228,6 +239,8 @@ esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event, int o
     for (uint32_t i = 0; event->all && i < event->until.count; i++)
       if (event->until.at[i])
         wait_for_op(s, stream, i, event->until.at[i]);
+    if (!of_core)
+      sim_stream_given(stream);
     return ESPER_OK;
   }
   sim_graph *from = event->capture ? sim_capture_find(s, event->capture) : NULL;
@@ -343,6 +356,7 @@ void sim_events_destroy(sim *s)
     free(s->events[i]->clock.at);
     free(s->events[i]->until.at);
     free(s->events[i]->nodes.at);
+    free(s->events[i]->by_program.at);
     free(s->events[i]);
   }
   free(s->events);

@@ -15,34 +15,31 @@ static size_t words(uint32_t nodes)
 
 int sim_graph_has_ancestor(const sim_graph *graph, uint32_t node, uint32_t ancestor)
 {
-  if (ancestor >= node)
-    return 0;
-  return (int)(graph->nodes[node].ancestors[ancestor / 64] >> ancestor % 64 & 1);
+  return ancestor < node && (int)(graph->nodes[node].ancestors[ancestor / 64] >> ancestor % 64 & 1);
 }
 
-int sim_graph_is_after(const sim_stream *stream, uint32_t node)
+int sim_graph_is_after(const sim_graph *graph, const sim_nodes *tails, uint32_t node)
 {
-  for (uint32_t i = 0; i < stream->tails.count; i++) {
-    uint32_t tail = stream->tails.at[i];
-    if (tail == node || sim_graph_has_ancestor(stream->capture, tail, node))
+  for (uint32_t i = 0; i < tails->count; i++)
+    if (tails->at[i] == node || sim_graph_has_ancestor(graph, tails->at[i], node))
       return 1;
-  }
   return 0;
 }
 
 /* A body is ordered like its node, for nodes inside and outside. */
-int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture, uint32_t node)
+int sim_capture_is_after(sim *s, const sim_graph *graph, const sim_nodes *tails, uint64_t capture,
+                         uint32_t node)
 {
-  const sim_graph *here = stream->capture;
+  const sim_graph *here = graph;
   if (here->id == capture)
-    return sim_graph_is_after(stream, node);
+    return sim_graph_is_after(here, tails, node);
   for (; here->outer; here = here->outer)
     if (here->outer->id == capture)
       return sim_graph_has_ancestor(here->outer, here->outer_node, node);
   for (uint32_t i = 0; i < s->body_count; i++) {
     const sim_graph *body = s->bodies[i];
     if (body->id == capture)
-      return sim_capture_is_after(s, stream, body->outer->id, body->outer_node);
+      return sim_capture_is_after(s, graph, tails, body->outer->id, body->outer_node);
   }
   return 0;
 }
@@ -71,6 +68,22 @@ void sim_nodes_add(sim_nodes *to, const sim_nodes *from)
   }
 }
 
+/* The ancestors of a new node that comes after `tails`. */
+static uint64_t *ancestors_of(const sim_graph *graph, const sim_nodes *tails, uint32_t number)
+{
+  uint64_t *ancestors = calloc(words(number) + 1, sizeof *ancestors);
+  if (!ancestors)
+    abort();
+  for (uint32_t i = 0; i < tails->count; i++) {
+    uint32_t tail = tails->at[i];
+    const sim_node *node = &graph->nodes[tail];
+    ancestors[tail / 64] |= (uint64_t)1 << tail % 64;
+    for (size_t w = 0; w < words(tail); w++)
+      ancestors[w] |= node->ancestors[w];
+  }
+  return ancestors;
+}
+
 uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op)
 {
   (void)s;
@@ -79,20 +92,11 @@ uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op)
   graph->nodes = sim_grow32(graph->nodes, number, &graph->capacity, sizeof *graph->nodes);
   sim_node *node = &graph->nodes[number];
   node->op = *op;
-  node->ancestors = calloc(words(number) + 1, sizeof *node->ancestors);
-  if (!node->ancestors)
-    abort();
+  node->ancestors = ancestors_of(graph, &stream->tails, number);
   node->before = (sim_nodes){0};
   sim_nodes_add(&node->before, &stream->tails);
-  for (uint32_t i = 0; i < stream->tails.count; i++) {
-    uint32_t tail = stream->tails.at[i];
-    node->ancestors[tail / 64] |= (uint64_t)1 << tail % 64;
-    for (size_t w = 0; w < words(tail); w++)
-      node->ancestors[w] |= graph->nodes[tail].ancestors[w];
-  }
   graph->count++;
-  stream->tails.count = 0;
-  sim_nodes_add(&stream->tails, &(sim_nodes){1, 1, &number});
+  sim_nodes_copy(&stream->tails, &(sim_nodes){1, 1, &number});
   return number;
 }
 

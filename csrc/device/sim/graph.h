@@ -13,10 +13,11 @@ int sim_capture_lasts(sim *s, uint64_t id);
 sim_graph *sim_capture_of(const sim_stream *stream);
 /* Adds a node after everything of the stream in its capture, and returns its number. */
 uint32_t sim_capture_add(sim *s, sim_stream *stream, const sim_op *op);
-/* Whether the stream's next node comes after `node` of the capture. */
-int sim_capture_is_after(sim *s, const sim_stream *stream, uint64_t capture, uint32_t node);
-/* Whether the stream's next node comes after `node` of its own capture. */
-int sim_graph_is_after(const sim_stream *stream, uint32_t node);
+/* Whether what comes after those nodes of the graph comes after `node` of the capture. */
+int sim_capture_is_after(sim *s, const sim_graph *graph, const sim_nodes *tails, uint64_t capture,
+                         uint32_t node);
+/* Whether what comes after those nodes of the graph comes after its `node`. */
+int sim_graph_is_after(const sim_graph *graph, const sim_nodes *tails, uint32_t node);
 int sim_graph_has_ancestor(const sim_graph *graph, uint32_t node, uint32_t ancestor);
 void sim_capture_invalidate(sim *s, uint64_t id);
 /* Invalidates every capture on the device; nonzero: there was one. */

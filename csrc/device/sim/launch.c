@@ -39,6 +39,7 @@ void sim_kernel(sim *s, int device, void *handle, const void *address, size_t si
       node = sim_capture_add(s, stream, &op);
     else
       index = sim_enqueue(s, stream, &op);
+    sim_stream_given(stream);
     if (size && s->options.oracle)
       sim_oracle_access(s, stream, index, node, (uintptr_t)address, size, 0);
   }
@@ -70,6 +71,7 @@ void sim_graph_launch(sim *s, sim_graph *graph, int device, void *handle)
   } else if (stream && !stream->capture) {
     graph->references++;
     uint64_t index = sim_enqueue(s, stream, &op);
+    sim_stream_given(stream);
     note_accesses(s, graph, stream, index, SIM_NONE);
   }
   sim_leave(s);

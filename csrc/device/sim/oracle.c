@@ -8,6 +8,7 @@
 #include "address.h"
 #include "base.h"
 #include "contents.h"
+#include "follow.h"
 #include "graph.h"
 #include "stream.h"
 
@@ -180,18 +181,21 @@ static int all_is_ordered(sim *s, uintptr_t address, size_t size, const sim_stre
         return 0;
       }
       for (uint32_t k = 0; t->marks && k < t->marks->count; k++) {
-        if (sim_mark_is_before(s, &t->marks->at[k], stream))
+        const sim_mark *mark = &t->marks->at[k];
+        sim_follower follower = {0};
+        int before = sim_mark_is_before(s, mark, stream);
+        if (before && !sim_follower_lacks(s, mark, stream, &follower))
           continue;
         if (!report)
           return 0;
         sim_report(s, "[0x%zx, +%zu) was handed out on ", (size_t)address, size);
         sim_report_stream(s, stream);
-        sim_report(s,
-                   "%s\n  but an access at 0x%zx is not ordered before "
-                   "that stream's future:\n",
-                   stream->capture ? ", which is being captured," : "",
+        sim_report(s, "%s", stream->capture ? ", which is being captured," : "");
+        if (before)
+          sim_report_follower(s, &follower);
+        sim_report(s, "\n  but an access at 0x%zx is not ordered before that stream's future:\n",
                    (size_t)(p.address - p.offset + t->begin));
-        sim_report_mark(s, &t->marks->at[k], stream);
+        sim_report_mark(s, mark, before ? follower.stream : stream);
         return 0;
       }
     }

@@ -235,6 +235,8 @@ static void flag_op(sim *s, int device, void *handle, unsigned flag, sim_op_kind
     sim_report(s, "%s: flags are 0 to 63, and not for captures\n", who);
   else if (stream)
     sim_enqueue(s, stream, &(sim_op){.kind = kind, .index = flag});
+  if (stream)
+    sim_stream_given(stream);
   sim_leave(s);
 }
 

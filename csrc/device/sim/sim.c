@@ -254,7 +254,7 @@ static esper_status stream_capture(void *self, int device, void *stream, uint64_
 static esper_status stream_create(void *self, int device, void **stream)
 {
   BEGIN(stream_create, NULL)
-  *stream = sim_stream_new(s, device);
+  *stream = sim_stream_new(s, device, 1);
   s->devices[device].alive.streams++;
   END(stream_create, NULL);
 }
@@ -281,22 +281,13 @@ static esper_status stream_wait(void *self, int device, void *stream, void *even
   END(stream_wait, stream);
 }
 
-static esper_status capture_point(void *self, int device, void *stream, uint64_t capture,
-                                  void **node)
+static esper_status capture_tails(void *self, int device, void *stream, uint64_t capture,
+                                  void **tails, size_t *count)
 {
-  BEGIN(capture_point, stream)
-  sim_stream *st = sim_stream_find(s, device, stream, "capture_point");
-  status = st ? sim_point_now(s, st, capture, node) : ESPER_DEVICE_ERROR;
-  END(capture_point, stream);
-}
-
-static esper_status capture_depend(void *self, int device, void *stream, uint64_t capture,
-                                   void *node)
-{
-  BEGIN(capture_depend, stream)
-  sim_stream *st = sim_stream_find(s, device, stream, "capture_depend");
-  status = st ? sim_depend_now(s, st, capture, node) : ESPER_DEVICE_ERROR;
-  END(capture_depend, stream);
+  BEGIN(capture_tails, stream)
+  const sim_stream *st = sim_stream_find(s, device, stream, "capture_tails");
+  status = st ? sim_tails_now(st, capture, tails, count) : ESPER_DEVICE_ERROR;
+  END(capture_tails, stream);
 }
 
 static esper_status capture_before(void *self, int device, void *stream, uint64_t capture,

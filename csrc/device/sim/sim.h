@@ -15,8 +15,15 @@
  * Only established order counts: an access that has run, but that nobody waited for, counts as
  * running, because in another run it would be.
  *
- * Failures go to a handler. By default they are printed, and the process aborts. Threads may share
- * a simulation. */
+ * Each earlier access must also be ordered before the future of the receiving stream's followers:
+ * those that the program has ordered after all the work that it gave that stream, or will have when
+ * they wait for an event that is there. They may use the memory at once. Work that the host knows
+ * to be over orders everybody, so if that is all that the stream was given, every stream is a
+ * follower. What the core enqueues on a program's stream is no work that the program gave it, and
+ * where the core makes a stream wait, the program has ordered nothing.
+ *
+ * Failures go to a handler. By default they are printed, and the process aborts. Threads may
+ * share a simulation. */
 #ifndef ESPER_SIM_H
 #define ESPER_SIM_H
 
@@ -148,8 +155,9 @@ size_t sim_pending_all(sim *s);
  * The oracle
  * ---------------------------------------------------------------------- */
 
-/* Call begin right after a malloc and end right before the free. The bytes must be mapped and have
- * no other owner, and every earlier access to them must be ordered before the stream's future. */
+/* Call begin right after a malloc and end right before the free. The bytes must be mapped and
+ * have no other owner, and every earlier access to them must be ordered before the stream's
+ * future and its followers'. */
 void sim_owner_begin(sim *s, const void *address, size_t size, int device, void *stream);
 void sim_owner_end(sim *s, const void *address);
 
@@ -201,8 +209,7 @@ uint64_t sim_failures(sim *s);
   C(stream_create)      \
   C(stream_destroy)     \
   C(stream_wait)        \
-  C(capture_point)      \
-  C(capture_depend)     \
+  C(capture_tails)      \
   C(capture_before)     \
   C(event_create)       \
   C(event_destroy)      \

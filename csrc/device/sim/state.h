@@ -62,6 +62,13 @@ typedef struct sim_stream {
   uint64_t host_version; /* of sim.host when last joined into clock */
   sim_graph *capture;
   sim_nodes tails; /* in a capture: the nodes its next node depends on */
+
+  /* What the program did, for the check of followers. */
+  int of_core;          /* made by the driver's stream_create */
+  uint64_t given;       /* the last operation that the program gave it */
+  int gated;            /* since then the core made it wait */
+  sim_clock ungated;    /* if so: its clock before */
+  sim_clock by_program; /* what the program's waits order its future after */
 } sim_stream;
 
 typedef struct sim_event {
@@ -73,7 +80,8 @@ typedef struct sim_event {
   sim_clock clock;
   uint64_t capture; /* recorded inside this capture */
   sim_nodes nodes;
-  int of_core; /* made by the driver's event_create */
+  int of_core;          /* made by the driver's event_create */
+  sim_clock by_program; /* of the program's events; of the core's, empty */
 } sim_event;
 
 #define SIM_NONE UINT32_MAX

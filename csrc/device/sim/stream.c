@@ -55,12 +55,17 @@ static sim_stream *stream_make(sim *s, int device)
   stream->host_version = 0;
   stream->capture = NULL;
   stream->tails.count = 0;
+  stream->of_core = 0;
+  stream->given = stream->enqueued;
+  stream->gated = 0;
+  stream->by_program.count = 0;
   return stream;
 }
 
-void *sim_stream_new(sim *s, int device)
+void *sim_stream_new(sim *s, int device, int of_core)
 {
   sim_stream *stream = stream_make(s, device);
+  stream->of_core = of_core;
   if (s->free_handle_count) {
     stream->handle = s->free_handles[--s->free_handle_count];
   } else {
@@ -69,6 +74,22 @@ void *sim_stream_new(sim *s, int device)
   }
   s->handles[stream->handle] = stream->slot;
   return sim_stream_handle(stream);
+}
+
+void sim_stream_given(sim_stream *stream)
+{
+  if (stream->of_core || stream->capture)
+    return;
+  stream->given = stream->enqueued;
+  stream->gated = 0;
+}
+
+void sim_stream_gate(sim *s, sim_stream *stream)
+{
+  if (stream->of_core || stream->gated)
+    return;
+  stream->gated = 1;
+  sim_clock_copy(s, &stream->ungated, &stream->clock);
 }
 
 void sim_stream_kill(sim *s, sim_stream *stream)
@@ -139,7 +160,7 @@ sim_stream *sim_stream_find(sim *s, int device, void *handle, const char *who)
 void *sim_stream_create(sim *s, int device)
 {
   sim_enter(s);
-  void *handle = sim_stream_new(s, device);
+  void *handle = sim_stream_new(s, device, 0);
   sim_leave(s);
   return handle;
 }
@@ -186,6 +207,8 @@ void sim_streams_destroy(sim *s)
     sim_stream *stream = s->streams[i];
     free(stream->clock.at);
     free(stream->tails.at);
+    free(stream->ungated.at);
+    free(stream->by_program.at);
     free(stream);
   }
   free(s->streams);

@@ -229,12 +229,11 @@ def environment_findings(facts: Facts) -> list[Finding]:
         )
     for choice in ALL:
         value = environment.get(choice.variable, "")
-        if value not in ("", *choice.names):
-            *others, last = choice.names
+        if value and not choice.accepts(value):
             findings.append(
                 problem(
                     f"{choice.variable} is {value!r}",
-                    f"set it to {', '.join(others)} or {last}, or unset it",
+                    f"set it to {choice.choices}; or unset it",
                 )
             )
     if "torch_memory_saver" in environment.get("LD_PRELOAD", ""):

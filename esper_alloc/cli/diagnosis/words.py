@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...installation.pytorch import difference
-from ...torch_allocator.choices import REUSE, USES, segments_wanted
+from ...torch_allocator.choices import ALLOWANCE, USES, segments_wanted
 from .facts import Facts
 
 
@@ -89,8 +89,9 @@ def paths(facts: Facts) -> list[str]:
             chosen.append("PyTorch through the extension (enable, allocator, run)")
         chosen.append(f"PyTorch through function pointers ({pointers})")
     chosen.append(f"segments: {segments_chosen(facts)}")
-    for choice, what in ((REUSE, "reuse order"), (USES, "uses")):
-        chosen.append(f"{what}: {facts['environment'].get(choice.variable) or choice.names[0]}")
+    for choice in (ALLOWANCE, USES):
+        value = facts["environment"].get(choice.variable) or choice.default
+        chosen.append(f"{choice.argument}: {value}")
     return chosen
 
 

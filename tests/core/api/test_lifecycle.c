@@ -57,7 +57,7 @@ TEST(a_core_is_not_made_with_a_bad_configuration)
 TEST(the_configuration_is_replaced_as_a_whole)
 {
   world w;
-  esper_config config, first = {.reuse_order = ESPER_REUSE_GROW, .max_split_size = 40 * MIB},
+  esper_config config, first = {.allowance = 64 * MIB, .max_split_size = 40 * MIB},
                        second = {.large_segment_size = 40 * MIB};
   sim_options options = {0};
   world_begin_with(&w, &options, &first);
@@ -158,19 +158,40 @@ TEST(destroy_waits_for_work_that_uses_the_memory)
   sim_destroy(w.s);
 }
 
-/* Work that nobody may wait for would never end, if this thread has still to enqueue the rest. */
-TEST(destroy_does_not_wait_for_what_may_never_end)
+/* Such work would never end, if this thread had still to enqueue the rest. */
+TEST(destroy_does_not_wait_for_ever_where_nothing_completes)
 {
   world w;
   world_begin(&w);
   void *p = world_malloc(&w, 4 * MIB, w.stream[0]);
-  CHECK_OK(esper_stream_set_traits(w.core, w.stream[1], ESPER_TRAIT_RENDEZVOUS));
+  sim_wait_flag(w.s, 0, w.stream[1].handle, 0);
   world_read_on(&w, w.stream[1], p, w.stream[0]);
-  uint64_t waits = sim_calls(w.s, SIM_CALL_event_synchronize);
+  world_use(&w, p, w.stream[1], 0);
+  world_free(&w, p);
   world_note_failures(&w);
   esper_core_destroy(w.core);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), waits);
+  CHECK(sim_calls(w.s, SIM_CALL_event_wait) > 0);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
+  CHECK(w.failures); /* the driver got back what is still read */
+  sim_destroy(w.s);
+}
+
+/* Memory in use must not go, so that other waits that were in vain are no reason not to wait. */
+TEST(destroy_waits_though_an_earlier_wait_was_in_vain)
+{
+  world w;
+  world_begin(&w);
+  void *p = world_malloc(&w, 4 * MIB, w.stream[0]);
+  sim_wait_flag(w.s, 0, w.stream[1].handle, 0);
+  world_read_on(&w, w.stream[1], p, w.stream[0]);
+  world_use(&w, p, w.stream[1], 0);
+  world_free(&w, p);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(sim_pending_all(w.s) > 0);
+  sim_raise_flag_now(w.s, 0);
+  esper_core_destroy(w.core);
+  CHECK_EQ(sim_pending_all(w.s), 0);
   sim_destroy(w.s);
 }
 

@@ -216,23 +216,21 @@ TEST(what_is_cached_is_inactive_and_merged)
 TEST(uses_tell_their_kind)
 {
   begin();
-  enum { PLAIN, NO_GATE, AT_FREE, UNTIL_FREE, UNRECORDED, CAPTURED, KINDS };
+  enum { PLAIN, AT_FREE, UNTIL_FREE, UNRECORDED, CAPTURED, KINDS };
   esper_stream t = w.stream[2];
   void *p[KINDS];
   for (int i = 0; i < KINDS; i++)
     p[i] = world_malloc(&w, 512, i == CAPTURED ? t : r);
   world_use(&w, p[PLAIN], s, 0);
-  world_use(&w, p[NO_GATE], s, ESPER_USE_NO_GATE);
   world_record_stream(&w, p[AT_FREE], s);
   world_use(&w, p[UNTIL_FREE], s, ESPER_USE_UNTIL_FREE);
   sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
   world_use(&w, p[UNRECORDED], s, 0);
   take(0);
   CHECK_EQ(kind_of(p[PLAIN]), 0);
-  CHECK_EQ(kind_of(p[NO_GATE]), ESPER_ENTRY_NO_GATE);
   CHECK_EQ(kind_of(p[AT_FREE]), ESPER_ENTRY_AT_FREE);
   CHECK_EQ(snapshot.uses[entry_of(p[AT_FREE])->first_use].number, 0); /* none yet */
-  CHECK_EQ(kind_of(p[UNTIL_FREE]), ESPER_ENTRY_UNTIL_FREE);
+  CHECK_EQ(kind_of(p[UNTIL_FREE]), ESPER_ENTRY_AT_FREE);
   CHECK(kind_of(p[UNRECORDED]) & ESPER_ENTRY_HELD);
   sim_capture_begin(w.s, 0, t.handle);
   void *inside = world_malloc(&w, 512, t);
@@ -242,10 +240,6 @@ TEST(uses_tell_their_kind)
   CHECK_EQ(kind_of(inside), ESPER_ENTRY_CAPTURED);
   world_wait(&w, t, s);
   sim_graph_destroy(w.s, sim_capture_end(w.s, 0, t.handle));
-  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
-  take(0);
-  CHECK_EQ(kind_of(p[PLAIN]), ESPER_ENTRY_NO_GATE); /* a trait counts for earlier uses */
-  CHECK_OK(esper_stream_set_traits(w.core, s, 0));
   end_with_snapshot();
 }
 

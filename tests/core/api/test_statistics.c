@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "core/base/types.h"
+#include "core/blocks/heap.h"
 #include "world.h"
 
 static world w;
@@ -31,7 +31,6 @@ TEST(devices_that_are_not_there_have_no_figures)
   size_t size, total;
   esper_stats stats;
   esper_counters counters;
-  esper_gate_entry *gates;
   for (int device = -1; device < 4; device += 2) {
     CHECK_STATUS(esper_get_stats(w.core, device, &stats), ESPER_INVALID);
     CHECK_STATUS(esper_get_counters(w.core, device, &counters), ESPER_INVALID);
@@ -39,7 +38,6 @@ TEST(devices_that_are_not_there_have_no_figures)
     CHECK_STATUS(esper_reset_accumulated_stats(w.core, device), ESPER_INVALID);
     CHECK_STATUS(esper_memory_info(w.core, device, &size, &total), ESPER_INVALID);
     CHECK_STATUS(esper_largest_available(w.core, device, &size), ESPER_INVALID);
-    CHECK_STATUS(esper_gates_copy(w.core, device, &gates, &size), ESPER_INVALID);
     CHECK_STATUS(esper_set_memory_fraction(w.core, device, 0.5), ESPER_INVALID);
     CHECK_EQ(esper_get_memory_fraction(w.core, device), 1);
   }
@@ -56,7 +54,6 @@ TEST(who_only_looks_wakes_no_device)
   esper_stats stats;
   esper_counters counters;
   esper_pool_stats *pools;
-  esper_gate_entry *gates;
   size_t count;
   CHECK_OK(esper_empty_cache(w.core, 1, NULL));
   CHECK_OK(esper_pool_empty(w.core, 1, 7, 0));
@@ -66,8 +63,6 @@ TEST(who_only_looks_wakes_no_device)
   CHECK_OK(esper_reset_peak_stats(w.core, 1));
   CHECK_OK(esper_reset_accumulated_stats(w.core, 1));
   CHECK_OK(esper_get_counters(w.core, 1, &counters));
-  CHECK_OK(esper_gates_copy(w.core, 1, &gates, &count));
-  CHECK_EQ(count, 0);
   CHECK_OK(esper_get_pool_stats(w.core, 1, &pools, &count));
   CHECK_EQ(count, 0);
   CHECK_OK(esper_set_memory_fraction(w.core, 1, 0.25));
@@ -197,6 +192,25 @@ TEST(counters_tell_what_is_pending_and_what_is_held)
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   now = world_counters(&w, 0);
   CHECK_EQ(now.bytes_pending + now.blocks_held + now.uses_pending, 0);
+  end();
+}
+
+/* The largest of any heap. */
+TEST(the_allowance_is_told)
+{
+  begin();
+  CHECK_EQ(world_counters(&w, 0).allowance, 0);
+  world_free(&w, world_malloc(&w, 512, r));
+  world_malloc(&w, 512, s);
+  CHECK_EQ(world_counters(&w, 0).allowance, 0); /* it is off */
+  world_set_allowance(&w, 0);
+  CHECK_EQ(world_counters(&w, 0).allowance, 128 * MIB);
+  world_set_allowance(&w, 20 * MIB);
+  CHECK_EQ(world_counters(&w, 0).allowance, 20 * MIB);
+  lock(&w.core->devices[0].lock);
+  w.core->devices[0].heaps->allowance_doubled = 2;
+  unlock(&w.core->devices[0].lock);
+  CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
   end();
 }
 

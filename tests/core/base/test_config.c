@@ -94,9 +94,9 @@ TEST(a_bad_configuration_is_refused_and_nothing_changes)
 {
   world w;
   world_begin(&w);
-  esper_config now, bad = {.reuse_order = (esper_reuse_order)7};
+  esper_config now, bad = {.segments = (esper_segments)7};
   CHECK_STATUS(esper_configure(w.core, &bad), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "reuse_order"));
+  CHECK(strstr(esper_last_error(), "segments"));
   bad = (esper_config){.roundup_power2_divisions = {3}};
   CHECK_STATUS(esper_configure(w.core, &bad), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "powers of two"));
@@ -107,10 +107,11 @@ TEST(a_bad_configuration_is_refused_and_nothing_changes)
   CHECK_STATUS(esper_core_create(sim_driver(w.s), &bad, &none), ESPER_INVALID);
   CHECK(!none);
   esper_get_config(w.core, &now);
-  CHECK_EQ(now.reuse_order, ESPER_REUSE_GATE);
+  CHECK_EQ(now.segments, ESPER_SEGMENTS_AUTO);
+  CHECK_EQ(now.allowance, ESPER_ALLOWANCE_OFF);
   CHECK_EQ(now.roundup_power2_divisions[0], 0);
-  CHECK_OK(esper_configure(w.core, &(esper_config){.reuse_order = ESPER_REUSE_GROW}));
+  CHECK_OK(esper_configure(w.core, &(esper_config){.allowance = 64 * MIB}));
   esper_get_config(w.core, &now);
-  CHECK_EQ(now.reuse_order, ESPER_REUSE_GROW);
+  CHECK_EQ(now.allowance, 64 * MIB);
   world_end(&w);
 }

@@ -103,10 +103,10 @@ TEST(a_switch_turns_one_rule_off_and_without_switches_none_goes)
 
 TEST(several_rules_may_be_off_at_once)
 {
-  turn_off(1ul << RULE_STAMP_IS_NEXT | 1ul << RULE_READY_FIRST);
+  turn_off(1ul << RULE_STAMP_IS_NEXT | 1ul << RULE_NEVER_WAITS);
   CHECK_EQ(RULE(STAMP_IS_NEXT), !SWITCHES);
-  CHECK_EQ(RULE(READY_FIRST), !SWITCHES);
-  CHECK(RULE(CACHE_STAMPS) && RULE(GATE_NOT_AT_FREE));
+  CHECK_EQ(RULE(NEVER_WAITS), !SWITCHES);
+  CHECK(RULE(CACHE_STAMPS) && RULE(WAITS_END));
   turn_off(0);
   CHECK(RULE(STAMP_IS_NEXT));
 }

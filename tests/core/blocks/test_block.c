@@ -88,7 +88,7 @@ TEST(split_and_merge_undo_each_other)
 TEST(the_rest_of_a_split_takes_the_uses)
 {
   block_t *a = begin();
-  owe(a, any_stream(0), USE_BY_RECORD_STREAM);
+  owe(a, any_stream(0), USE_AT_FREE);
   block_t *b = block_split(device, a, 4096);
   CHECK(!a->uses);
   CHECK_EQ(uses_of(b, any_stream(0)), 1);
@@ -101,7 +101,7 @@ TEST(a_merge_unites_the_uses_and_takes_the_later_stamp)
   world_free(&w, world_malloc(&w, 512, w.stream[1]));
   stream_t *s = any_stream(0), *t = any_stream(1);
   owe(a, s, 0);
-  owe(b, s, USE_NO_GATE);
+  owe(b, s, USE_READ_BY_GRAPH);
   owe(b, t, 0);
   a->stamp = 3;
   b->stamp = 9;
@@ -111,7 +111,7 @@ TEST(a_merge_unites_the_uses_and_takes_the_later_stamp)
   CHECK_EQ(a->stamp, 9);
   for (const use_t *use = a->uses; use; use = use->next)
     if (use->stream == s)
-      CHECK(use->flags & USE_NO_GATE); /* the stricter */
+      CHECK(use->flags & USE_READ_BY_GRAPH); /* the stricter */
   CHECK(uses_are_valid(a));
   end();
 }

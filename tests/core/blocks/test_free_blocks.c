@@ -45,19 +45,28 @@ TEST(pending_blocks_merge_with_nobody)
   end_made();
 }
 
-TEST(what_the_home_stream_has_waited_for_is_ready)
+TEST(what_the_home_stream_itself_uses_is_ready)
 {
-  BEGIN_MADE(4, 8, 4);
-  record_t *record = record_on(s);
-  record_keep(record);
-  owe_until(block[0], s, record, 0);
-  CHECK_EQ(stream_gate(presented(r), record), GATE_ISSUED);
-  record_drop(record);
-  owe(block[2], r, 0); /* its own stream */
+  BEGIN_MADE(4, 8);
+  owe(block[0], r, 0);
   add(0, 0);
-  add(2, 2);
-  CHECK_EQ(heap->ready[0].count, 2);
-  CHECK(block[0]->uses); /* another stream has not waited */
+  CHECK_EQ(block[0]->state, BLOCK_READY);
+  CHECK(block[0]->uses); /* for other streams it is not over */
+  end_made();
+}
+
+/* Another stream may be ordered after the home stream's work before that wait. */
+TEST(what_the_home_stream_waits_for_is_pending_until_it_has_completed)
+{
+  BEGIN_MADE(4, 8);
+  owe(block[0], s, 0);
+  world_wait(&w, r, s);
+  add(0, 0);
+  CHECK_EQ(block[0]->state, BLOCK_PENDING);
+  CHECK(!free_blocks_promote(heap));
+  complete(s);
+  CHECK(free_blocks_promote(heap));
+  CHECK_EQ(block[0]->state, BLOCK_READY);
   end_made();
 }
 
@@ -104,8 +113,6 @@ TEST(a_withheld_block_serves_nobody_though_it_owes_nothing)
   add(0, 0);
   CHECK_EQ(block[0]->state, BLOCK_PENDING);
   CHECK(!free_blocks_best_ready(heap, 4 * KIB, false));
-  CHECK(!free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_AT_LAST));
-  CHECK(!free_blocks_may_be_gated(block[0], heap->stream, true));
   CHECK(!free_blocks_promote(heap));
   free_blocks_release_withheld(heap);
   CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[0]);
@@ -121,7 +128,85 @@ TEST(a_block_that_is_withheld_no_more_waits_for_its_use)
   add(0, 0);
   free_blocks_release_withheld(heap);
   CHECK_EQ(block[0]->state, BLOCK_PENDING);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_NOW) == block[0]);
+  complete(s);
+  CHECK(free_blocks_promote(heap));
+  CHECK_EQ(block[0]->state, BLOCK_READY);
+  end_made();
+}
+
+/* ---- bytes that wait ------------------------------------------------------------ */
+
+/* Of the pending blocks for which the host may wait. */
+static size_t bytes_that_wait(const heap_t *of, bool large)
+{
+  size_t bytes = 0;
+  for (const block_t *b = of->oldest_pending; b; b = b->newer)
+    bytes += b->segment->large == large && block_awaits(b, of->stream) ? b->size : 0;
+  return bytes;
+}
+
+TEST(bytes_that_wait_for_other_streams_are_counted)
+{
+  BEGIN_MADE(4, 8, 4, 16, 4);
+  owe(block[1], s, 0);
+  owe(block[3], w.stream[2], 0);
+  add(1, 1);
+  add(3, 3);
+  CHECK_EQ(bytes_that_wait(heap, false), 24 * KIB);
+  CHECK_EQ(bytes_that_wait(heap, true), 0); /* of the other size class */
+  free_blocks_claim(block[3]);
+  CHECK_EQ(bytes_that_wait(heap, false), 8 * KIB);
+  complete(s);
+  CHECK(free_blocks_promote(heap));
+  CHECK_EQ(bytes_that_wait(heap, false), 0);
+  end_made();
+}
+
+/* The host cannot wait for a use without an event, and does not wait for all streams. */
+TEST(bytes_that_wait_for_no_single_stream_are_not_counted)
+{
+  BEGIN_MADE(4, 8, 4);
+  use_t *use = use_take(device);
+  record_t *all = stream_record_unpresented(device->all_streams);
+  CHECK(use && all && use_attach(block[0], device->all_streams, all, 0, &use));
+  owe_until(block[2], s, NULL, 0);
+  add(0, 0);
+  add(2, 2);
+  CHECK_EQ(heap->pending[0].count, 2);
+  CHECK_EQ(bytes_that_wait(heap, false), 0);
+  owe(block[1], s, 0);
+  add(1, 1);
+  CHECK_EQ(bytes_that_wait(heap, false), 8 * KIB);
+  end_made();
+}
+
+TEST(a_block_is_counted_until_its_last_event_of_a_single_stream)
+{
+  BEGIN_MADE(4, 8);
+  owe_until(block[0], w.stream[3], NULL, 0); /* lasts */
+  owe(block[0], w.stream[2], 0);
+  owe(block[0], s, 0);
+  add(0, 0);
+  CHECK_EQ(bytes_that_wait(heap, false), 4 * KIB);
+  complete(s);
+  CHECK(!free_blocks_promote(heap));
+  CHECK_EQ(bytes_that_wait(heap, false), 4 * KIB);
+  complete(w.stream[2]);
+  CHECK(!free_blocks_promote(heap));
+  CHECK_EQ(bytes_that_wait(heap, false), 0);
+  end_made();
+}
+
+/* Only the pool's next quiesce makes it ready. */
+TEST(a_withheld_block_is_not_waited_for)
+{
+  BEGIN_MADE(4, 8);
+  block[0]->withheld = true;
+  owe(block[0], s, 0);
+  add(0, 0);
+  CHECK_EQ(bytes_that_wait(heap, false), 0);
+  free_blocks_release_withheld(heap);
+  CHECK_EQ(bytes_that_wait(heap, false), 4 * KIB);
   end_made();
 }
 
@@ -152,11 +237,11 @@ TEST(ready_and_pending_blocks_are_looked_for_apart)
   add(0, 0);
   add(2, 2);
   CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[2]);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_NOW) == block[0]);
+  CHECK(bins_best_fit(&heap->pending[0], 4 * KIB) == block[0]);
   free_blocks_claim(block[2]);
   CHECK(!free_blocks_best_ready(heap, 512, false));
   free_blocks_claim(block[0]);
-  CHECK(!free_blocks_best_gateable(heap, heap->stream, 512, false, GATE_NOW));
+  CHECK(!bins_best_fit(&heap->pending[0], 512));
   CHECK(!heap->oldest_pending && !heap->newest_pending);
   end_made();
 }
@@ -181,135 +266,6 @@ TEST(an_oversize_block_serves_no_small_request)
   CHECK(free_blocks_best_ready(heap, 60 * MIB, true) == block[0]);
   add(1, 1);
   CHECK(!free_blocks_best_whole(heap, 2 * MIB, true));
-  end_made();
-}
-
-TEST(of_the_pending_blocks_the_best_is_one_that_may_be_gated_on)
-{
-  BEGIN_MADE(4, 4, 8, 4, 12, 4, 16, 4);
-  owe(block[0], s, USE_NO_GATE);
-  owe(block[2], s, USE_BY_RECORD_STREAM);
-  owe(block[4], s, 0);
-  owe(block[6], s, 0);
-  owe(block[6], w.stream[2], USE_NO_GATE); /* one of two */
-  for (int i = 0; i < 8; i += 2)
-    add(i, i);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_NOW) == block[4]);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_AT_LAST) == block[2]);
-  CHECK(!free_blocks_best_gateable(heap, heap->stream, 16 * KIB, false, GATE_AT_LAST));
-  CHECK(!free_blocks_may_be_gated(block[0], heap->stream, true));
-  CHECK(!free_blocks_may_be_gated(block[6], heap->stream, true));
-  complete(w.stream[2]);
-  CHECK(free_blocks_may_be_gated(block[6], heap->stream, false)); /* that one is over */
-  CHECK(free_blocks_may_be_gated(block[0], stream_of(s), false)); /* its own use */
-  end_made();
-}
-
-TEST(the_two_newest_pending_blocks_can_be_spared)
-{
-  BEGIN_MADE(4, 4, 8, 4, 12, 4, 16, 4);
-  owe(block[6], s, USE_NO_GATE); /* could not be gated on anyway, so it is none of the two */
-  for (int i = 0; i < 6; i += 2)
-    owe(block[i], s, 0);
-  add(4, 4);
-  add(0, 0);
-  CHECK(!free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_ALL_BUT_NEWEST));
-  CHECK(!free_blocks_gateable_run(heap, heap->stream, 4 * KIB, false, GATE_ALL_BUT_NEWEST).first);
-  add(2, 2);
-  add(6, 6);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_NOW) == block[0]);
-  CHECK(free_blocks_best_gateable(heap, heap->stream, 4 * KIB, false, GATE_ALL_BUT_NEWEST) ==
-        block[4]);
-  run_t run = free_blocks_gateable_run(heap, heap->stream, 4 * KIB, false, GATE_ALL_BUT_NEWEST);
-  CHECK(run.first == block[4] && run.last == block[4]);
-  end_made();
-}
-
-TEST(a_pending_block_is_near_if_it_wastes_an_eighth_at_most)
-{
-  BEGIN_MADE_LARGE(9 * KIB, 4 * KIB);
-  owe(block[0], s, 0);
-  add(0, 0);
-  CHECK(free_blocks_near_gateable(heap, heap->stream, 9 * MIB));
-  CHECK(free_blocks_near_gateable(heap, heap->stream, 8 * MIB));
-  CHECK(!free_blocks_near_gateable(heap, heap->stream, 8 * MIB - 512));
-  CHECK(!free_blocks_near_gateable(heap, heap->stream, 9 * MIB + 512));
-  stream_set_traits(stream_of(s), ESPER_TRAIT_RENDEZVOUS);
-  CHECK(!free_blocks_near_gateable(heap, heap->stream, 9 * MIB));
-  end_made();
-}
-
-/* ---- runs ------------------------------------------------------------------------ */
-
-TEST(the_smallest_run_that_is_large_enough_is_taken)
-{
-  BEGIN_MADE(16, 4, 16, 4, 4, 8, 8, 4);
-  owe(block[0], s, 0);
-  owe(block[1], s, 0); /* block 2 stays taken */
-  owe(block[3], s, 0);
-  owe(block[5], s, 0);
-  add(0, 1);
-  add(3, 5); /* block 4 is ready */
-  run_t run = free_blocks_gateable_run(heap, heap->stream, 12 * KIB, false, GATE_NOW);
-  CHECK(run.first == block[4] && run.last == block[5]); /* its range begins with block 3 */
-  CHECK_EQ(run.size, 12 * KIB);
-  run = free_blocks_gateable_run(heap, heap->stream, 18 * KIB, false, GATE_NOW);
-  CHECK(run.first == block[0] && run.last == block[1]);
-  CHECK_EQ(run.size, 20 * KIB);
-  CHECK(!free_blocks_gateable_run(heap, heap->stream, 24 * KIB, false, GATE_NOW).first);
-  end_made();
-}
-
-TEST(a_run_ends_at_what_may_not_be_gated_on)
-{
-  BEGIN_MADE(4, 4, 4, 4);
-  owe(block[0], s, 0);
-  owe(block[1], s, 0);
-  owe(block[2], s, USE_BY_RECORD_STREAM);
-  owe(block[3], s, 0);
-  add(0, 3);
-  CHECK(free_blocks_gateable_run(heap, heap->stream, 8 * KIB, false, GATE_NOW).last == block[1]);
-  CHECK(!free_blocks_gateable_run(heap, heap->stream, 12 * KIB, false, GATE_NOW).first);
-  CHECK(free_blocks_gateable_run(heap, heap->stream, 16 * KIB, false, GATE_AT_LAST).last ==
-        block[3]);
-  end_made();
-}
-
-/* The reader waits for all of them, so only the rest, which somebody else may get, owes. */
-TEST(a_united_run_owes_nothing_and_its_rest_what_the_last_block_owed)
-{
-  BEGIN_MADE(4, 4, 8, 4);
-  owe(block[0], s, 0);
-  owe(block[2], w.stream[2], 0);
-  add(0, 2);
-  run_t run = free_blocks_gateable_run(heap, heap->stream, 14 * KIB, false, GATE_NOW);
-  CHECK(run.first == block[0] && run.last == block[2]);
-  free_blocks_claim_run(run);
-  CHECK_EQ(heap->ready[0].count + heap->pending[0].count, 0);
-  block_t *one = free_blocks_unite(run, 14 * KIB);
-  CHECK(one == block[0] && one->state == BLOCK_CLAIMED);
-  CHECK_EQ(one->size, 14 * KIB);
-  CHECK(!one->uses);
-  CHECK_EQ(one->next->size, 2 * KIB);
-  CHECK_EQ(one->next->state, BLOCK_PENDING);
-  CHECK(one->next->uses->stream == stream_of(w.stream[2]) && !one->next->uses->next);
-  end_made();
-}
-
-TEST(a_run_that_is_put_back_is_as_it_was)
-{
-  BEGIN_MADE(4, 4, 8, 4);
-  owe(block[0], s, 0);
-  owe(block[2], w.stream[2], 0);
-  add(0, 2);
-  run_t run = free_blocks_gateable_run(heap, heap->stream, 16 * KIB, false, GATE_NOW);
-  free_blocks_claim_run(run);
-  free_blocks_add_run(run);
-  CHECK_EQ(heap->ready[0].count, 1);
-  CHECK_EQ(heap->pending[0].count, 2);
-  CHECK_EQ(block[0]->state, BLOCK_PENDING);
-  CHECK_EQ(block[1]->state, BLOCK_READY);
-  CHECK_EQ(block[2]->state, BLOCK_PENDING);
   end_made();
 }
 

@@ -33,7 +33,6 @@ TEST(a_heap_without_pending_blocks_waits_for_nothing)
   free_blocks_add(block[0]);
   CHECK_EQ(waits->count, 0);
   CHECK(!waits->unknown && !pending_index_may_be_ready(heap));
-  CHECK(pending_are_barred(heap, false)); /* all of none */
   end_made();
 }
 
@@ -75,18 +74,6 @@ TEST(a_block_waits_for_one_unsatisfied_use)
   end_made();
 }
 
-TEST(a_use_that_bars_gates_is_preferred)
-{
-  begin_index();
-  owe(block[0], w.stream[3], 0);
-  owe(block[0], w.stream[2], USE_NO_GATE);
-  owe(block[0], s, 0);
-  free_blocks_add(block[0]);
-  CHECK_EQ(waits->count, 1);
-  CHECK_EQ(awaited(w.stream[2]), last(w.stream[2]));
-  end_made();
-}
-
 /* ---- when something is over ---------------------------------------------------- */
 
 TEST(a_block_may_be_ready_when_the_earliest_event_was_retired)
@@ -111,23 +98,6 @@ TEST(a_block_may_be_ready_when_the_earliest_event_was_retired)
   end_made();
 }
 
-TEST(a_block_may_be_ready_when_the_home_stream_was_gated)
-{
-  begin_index();
-  record_t *record = record_on(s);
-  record_keep(record);
-  owe_until(block[0], s, record, 0);
-  free_blocks_add(block[0]);
-  owe(block[2], s, 0);
-  free_blocks_add(block[2]);
-  CHECK_EQ(stream_gate(presented(w.stream[2]), record), GATE_ISSUED);
-  CHECK(!pending_index_may_be_ready(heap)); /* another stream */
-  CHECK_EQ(stream_gate(presented(r), record), GATE_ISSUED);
-  CHECK(pending_index_may_be_ready(heap));
-  record_drop(record);
-  end_made();
-}
-
 TEST(a_cleared_index_has_no_events)
 {
   begin_index();
@@ -141,33 +111,6 @@ TEST(a_cleared_index_has_no_events)
   pending_index_add(heap, block[0]);
   CHECK(pending_index_is_valid(block[0]));
   CHECK_EQ(awaited(s), last(s));
-  end_made();
-}
-
-/* Otherwise each gate on the oldest pending block would make the heap look at all of them. */
-TEST(the_entry_rises_past_an_event_that_only_one_block_waited_for)
-{
-  begin_index();
-  owe(block[0], s, 0);
-  free_blocks_add(block[0]);
-  uint64_t first = last(s);
-  record_t *shared = record_on(s);
-  record_keep(shared);
-  owe_until(block[2], s, shared, 0);
-  owe_until(block[4], s, shared, 0);
-  free_blocks_add(block[2]);
-  free_blocks_add(block[4]);
-  CHECK_EQ(awaited(s), first);
-  owe(block[6], s, 0);
-  free_blocks_add(block[6]);
-  free_blocks_claim(block[6]); /* not the earliest */
-  CHECK_EQ(awaited(s), first);
-  free_blocks_claim(block[0]);
-  CHECK_EQ(awaited(s), first + 1);
-  CHECK_EQ(shared->number, first + 1);
-  free_blocks_claim(block[2]); /* block 4 waits for the same event */
-  CHECK_EQ(awaited(s), first + 1);
-  CHECK(pending_index_is_valid(block[4]));
   end_made();
 }
 
@@ -188,13 +131,30 @@ TEST(a_held_block_may_be_ready_at_any_time)
 TEST(a_withheld_block_waits_for_the_quiesce_alone)
 {
   begin_index();
-  owe(block[0], s, USE_NO_GATE);
+  owe(block[0], s, 0);
   block[0]->withheld = true;
   free_blocks_add(block[0]);
   CHECK_EQ(waits->count, 0);
   CHECK(!waits->unknown);
-  CHECK(pending_are_barred(heap, false));
   CHECK(pending_index_is_valid(block[0]));
+  end_made();
+}
+
+/* A block that is not ready yet is noted again, with another of its uses. */
+TEST(a_block_whose_use_is_over_waits_for_its_next_one)
+{
+  begin_index();
+  owe(block[0], w.stream[2], 0);
+  owe(block[0], s, 0);
+  free_blocks_add(block[0]);
+  CHECK_EQ(waits->count, 1);
+  CHECK_EQ(awaited(s), last(s));
+  complete(s);
+  CHECK(pending_index_may_be_ready(heap));
+  CHECK(!free_blocks_promote(heap));
+  CHECK_EQ(awaited(s), 0);
+  CHECK_EQ(awaited(w.stream[2]), last(w.stream[2]));
+  CHECK(!pending_index_may_be_ready(heap));
   end_made();
 }
 
@@ -216,50 +176,6 @@ TEST(with_more_streams_than_it_has_entries_each_block_is_looked_at)
   CHECK(free_blocks_promote(heap));
   CHECK_EQ(block[INDEXED_STREAMS]->state, BLOCK_READY);
   CHECK(!waits->unknown);
-  end_made();
-}
-
-/* ---- who bars gates ---------------------------------------------------------------- */
-
-TEST(blocks_that_bar_gates_are_counted)
-{
-  begin_index();
-  owe(block[0], s, USE_NO_GATE);
-  owe(block[2], s, USE_BY_RECORD_STREAM);
-  owe_until(block[4], s, NULL, 0);
-  owe(block[6], s, 0);
-  for (int i = 0; i < 6; i += 2) {
-    free_blocks_add(block[i]);
-    CHECK(pending_are_barred(heap, false));
-  }
-  CHECK_EQ(waits->barred[0], 3);
-  CHECK_EQ(waits->barred[1], 0);
-  free_blocks_add(block[6]);
-  CHECK(!pending_are_barred(heap, false));
-  free_blocks_claim(block[6]);
-  CHECK(pending_are_barred(heap, false));
-  free_blocks_claim(block[0]);
-  CHECK_EQ(waits->barred[0], 2);
-  CHECK(!block[0]->barred);
-  end_made();
-}
-
-/* It is not counted twice when it is looked at again. */
-TEST(a_block_bars_gates_until_that_use_is_over)
-{
-  begin_index();
-  owe(block[0], s, USE_NO_GATE);
-  owe(block[0], w.stream[2], 0);
-  free_blocks_add(block[0]);
-  pending_index_clear(heap);
-  pending_index_add(heap, block[0]);
-  CHECK_EQ(waits->barred[0], 1);
-  complete(s);
-  CHECK(pending_index_may_be_ready(heap));
-  CHECK(!free_blocks_promote(heap)); /* the other use goes on */
-  CHECK_EQ(waits->barred[0], 0);
-  CHECK(!pending_are_barred(heap, false));
-  CHECK_EQ(awaited(w.stream[2]), last(w.stream[2]));
   end_made();
 }
 

@@ -51,6 +51,13 @@ static void check_complained(const char *words)
   reports = 0;
 }
 
+/* The last complaint says `words`, too. */
+static void check_contains(const char *words)
+{
+  if (!strstr(report, words))
+    check_failed(__FILE__, __LINE__, "not about %s: %s", words, report);
+}
+
 static void check_silent(void)
 {
   if (reports)
@@ -255,6 +262,122 @@ TEST(an_impossible_host_wait_is_reported)
   CHECK(strstr(report, "waits for flag 0"));
   CHECK_STATUS(d->device_synchronize(d->self, 0), ESPER_DEVICE_ERROR);
   end();
+}
+
+/* ---- waiting for a limited time ------------------------------------------- */
+
+static esper_status wait_a_while(void *e)
+{
+  return d->event_wait(d->self, 0, e, 100);
+}
+
+TEST(a_limited_wait_runs_what_it_needs_and_no_more)
+{
+  begin();
+  void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
+  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
+  CHECK_OK(d->event_record(d->self, 0, f, c));
+  CHECK_OK(d->stream_wait(d->self, 0, b, f));
+  CHECK_OK(d->event_record(d->self, 0, e, b));
+  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
+  CHECK_OK(wait_a_while(e));
+  CHECK_OK(d->event_query(d->self, 0, e));
+  CHECK_EQ(sim_pending(s, 0, a), 1);
+  CHECK_EQ(sim_pending(s, 0, c), 1);
+  CHECK_OK(d->event_record_all(d->self, 0, f));
+  CHECK_OK(wait_a_while(f));
+  CHECK_EQ(sim_pending_all(s), 0);
+  check_silent();
+  end();
+}
+
+TEST(a_limited_wait_runs_other_streams_that_raise_a_flag)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event();
+  sim_wait_flag(s, 0, a, 0);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  sim_raise_flag(s, 0, b, 0);
+  CHECK_OK(wait_a_while(e));
+  check_silent();
+  end();
+}
+
+TEST(a_limited_wait_for_work_at_once_is_over_at_once)
+{
+  begin_with((sim_options){0});
+  void *a = stream(), *e = event();
+  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_OK(wait_a_while(e));
+  CHECK_EQ(sim_pending_all(s), 0);
+  end();
+}
+
+TEST(a_limited_wait_with_seeds_gives_both_answers)
+{
+  int answers[2] = {0};
+  begin_with((sim_options){.completion = SIM_SEEDED, .seed = 7});
+  void *a = stream(), *e = event();
+  for (int i = 0; i < 50; i++) {
+    for (int k = 0; k < 20; k++)
+      sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+    CHECK_OK(d->event_record(d->self, 0, e, a));
+    esper_status status = wait_a_while(e);
+    CHECK(status == ESPER_OK || status == ESPER_NOT_READY);
+    answers[status == ESPER_OK]++;
+    while (wait_a_while(e) == ESPER_NOT_READY)
+      ;
+    CHECK_EQ(sim_pending_all(s), 0);
+  }
+  CHECK(answers[0] && answers[1]);
+  check_silent();
+  end();
+}
+
+TEST(a_limited_wait_for_a_flag_that_nobody_raises_is_given_up)
+{
+  for (int completion = SIM_AT_ONCE; completion <= SIM_SEEDED; completion++) {
+    begin_with((sim_options){.completion = (sim_completion)completion});
+    void *a = stream(), *b = stream(), *e = event();
+    sim_wait_flag(s, 0, a, 3);
+    CHECK_OK(d->event_record(d->self, 0, e, a));
+    sim_kernel(s, 0, b, NULL, 0, SIM_READ);
+    for (int i = 0; i < 20; i++)
+      CHECK_STATUS(wait_a_while(e), ESPER_NOT_READY);
+    CHECK_OK(d->event_record_all(d->self, 0, e));
+    CHECK_STATUS(wait_a_while(e), ESPER_NOT_READY);
+    check_silent();
+    sim_raise_flag_now(s, 3);
+    for (int i = 0; i < 100 && wait_a_while(e) != ESPER_OK; i++)
+      CHECK(completion == SIM_SEEDED);
+    CHECK_OK(wait_a_while(e));
+    end();
+  }
+}
+
+TEST(a_limited_wait_for_a_fresh_event_is_over_at_once)
+{
+  for (int completion = SIM_AT_ONCE; completion <= SIM_SEEDED; completion++) {
+    begin_with((sim_options){.completion = (sim_completion)completion});
+    CHECK_OK(wait_a_while(event()));
+    end();
+  }
+}
+
+TEST(a_limited_wait_for_a_captured_event_is_refused)
+{
+  for (int completion = SIM_AT_ONCE; completion <= SIM_SEEDED; completion++) {
+    begin_with((sim_options){.completion = (sim_completion)completion});
+    void *a = stream(), *e = sim_event_create(s, 0);
+    sim_capture_begin(s, 0, a);
+    CHECK_OK(sim_event_record(s, 0, e, a));
+    CHECK_STATUS(wait_a_while(e), ESPER_CAPTURING);
+    CHECK(sim_capture_is_valid(s, 0, a));
+    check_silent();
+    end();
+  }
 }
 
 TEST(handles_come_back_and_ids_do_not)
@@ -991,7 +1114,7 @@ TEST(an_event_wait_orders)
   begin();
   void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
   CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  CHECK_OK(sim_stream_wait(s, 0, b, e));
   check_accepted(p, b);
   CHECK_EQ(sim_pending(s, 0, a), 2); /* without anything having run */
   end();
@@ -1003,9 +1126,9 @@ TEST(waits_are_transitive)
   void *a = stream(), *b = stream(), *c = stream(), *e = event();
   void *p = used_memory(a);
   CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  CHECK_OK(sim_stream_wait(s, 0, b, e));
   CHECK_OK(d->event_record(d->self, 0, e, b));
-  CHECK_OK(d->stream_wait(d->self, 0, c, e));
+  CHECK_OK(sim_stream_wait(s, 0, c, e));
   check_accepted(p, c);
   end();
 }
@@ -1016,14 +1139,14 @@ TEST(an_access_stands_for_what_it_came_after)
   void *a = stream(), *b = stream(), *c = stream(), *e = event();
   void *p = used_memory(a);
   CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(d->stream_wait(d->self, 0, b, e));
+  CHECK_OK(sim_stream_wait(s, 0, b, e));
   check_accepted(p, b);
   kernel(b, p);
   sim_owner_end(s, p);
   CHECK(!sim_is_ordered(s, p, 4096, 0, a));
   CHECK(!sim_is_ordered(s, p, 4096, 0, c));
   CHECK_OK(d->event_record(d->self, 0, e, b));
-  CHECK_OK(d->stream_wait(d->self, 0, c, e));
+  CHECK_OK(sim_stream_wait(s, 0, c, e));
   check_accepted(p, c);
   end();
 }
@@ -1078,6 +1201,7 @@ TEST(an_event_of_all_streams_orders)
   CHECK_OK(d->event_record_all(d->self, 0, e));
   void *r = used_memory(b);
   CHECK_OK(d->stream_wait(d->self, 0, c, e));
+  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
   check_accepted(p, c);
   check_accepted(q, c);
   check_refused(r, c);
@@ -1095,6 +1219,292 @@ TEST(a_slot_that_is_used_again_brings_no_old_marks)
     CHECK_OK(d->device_synchronize(d->self, 0));
     check_accepted(p, b);
   }
+  end();
+}
+
+TEST(a_limited_wait_orders_if_it_succeeds)
+{
+  begin();
+  void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
+  sim_wait_flag(s, 0, a, 0);
+  CHECK_OK(d->event_record(d->self, 0, e, a));
+  CHECK_STATUS(wait_a_while(e), ESPER_NOT_READY);
+  CHECK(!sim_is_ordered(s, p, 4096, 0, b));
+  sim_raise_flag_now(s, 0);
+  CHECK_OK(wait_a_while(e));
+  check_accepted(p, b);
+  end();
+}
+
+/* ---- the oracle: followers -------------------------------------------------- */
+
+/* By role: r receives memory that s still reads, and t may follow r. */
+static void *r_, *s_, *t_;
+static const sim_options FOLLOWERS = {.devices = 2,
+                                      .oracle = SIM_ORACLE_KNOWN,
+                                      .completion = SIM_WHEN_TOLD};
+
+static void begin_followers(void)
+{
+  begin_with(FOLLOWERS);
+  r_ = stream();
+  s_ = stream();
+  t_ = stream();
+}
+
+static void give(void *st)
+{
+  sim_kernel(s, 0, st, NULL, 0, SIM_READ);
+}
+
+static void wait_for(void *st, void *other)
+{
+  sim_stream_wait_stream(s, 0, st, 0, other);
+}
+
+/* The core makes a stream wait. */
+static void gate(void *st, void *other)
+{
+  void *e = event();
+  CHECK_OK(d->event_record(d->self, 0, e, other));
+  CHECK_OK(d->stream_wait(d->self, 0, st, e));
+  CHECK_OK(d->event_destroy(d->self, 0, e));
+}
+
+/* ... by a name that the report must give. */
+static void check_refused_for(void *p, const char *follower)
+{
+  CHECK(!sim_is_ordered(s, p, 4096, 0, r_));
+  sim_owner_begin(s, p, 4096, 0, r_);
+  check_complained(follower);
+  check_contains("is not ordered before that stream's future");
+}
+
+static const char *name(int device, void *st)
+{
+  static char text[64];
+  snprintf(text, sizeof text, "used at once on stream %llu (device %d",
+           (unsigned long long)sim_stream_id(s, device, st), device);
+  return text;
+}
+
+TEST(a_follower_does_not_come_after_the_cores_wait)
+{
+  begin_followers();
+  void *p = used_memory(s_);
+  give(r_);
+  wait_for(t_, r_);
+  gate(r_, s_);
+  check_refused_for(p, name(0, t_));
+  char words[128];
+  snprintf(words, sizeof words, "was handed out on stream %llu (",
+           (unsigned long long)sim_stream_id(s, 0, r_));
+  check_contains(words);
+  snprintf(words, sizeof words, "operation 1 of stream %llu (",
+           (unsigned long long)sim_stream_id(s, 0, s_));
+  check_contains(words);
+  wait_for(t_, r_); /* comes after the wait as well */
+  check_accepted(p, r_);
+  end();
+}
+
+TEST(who_does_not_come_after_all_of_the_work_is_no_follower)
+{
+  begin_followers();
+  void *p = used_memory(s_);
+  give(r_);
+  gate(r_, s_);
+  CHECK(sim_is_ordered(s, p, 4096, 0, r_)); /* nobody follows */
+  end();
+  begin_followers();
+  p = used_memory(s_);
+  give(r_);
+  wait_for(t_, r_);
+  give(r_); /* t does not come after this */
+  gate(r_, s_);
+  CHECK(sim_is_ordered(s, p, 4096, 0, r_));
+  wait_for(r_, t_); /* what r is given after the gate comes after it, whoever follows */
+  wait_for(t_, r_);
+  CHECK(sim_is_ordered(s, p, 4096, 0, r_));
+  void *q = used_memory(s_);
+  gate(r_, s_);
+  check_refused_for(q, name(0, t_));
+  end();
+}
+
+TEST(followers_of_followers_follow)
+{
+  begin_followers();
+  void *p = used_memory(s_), *u = stream();
+  give(r_);
+  wait_for(t_, r_);
+  wait_for(u, t_);
+  gate(r_, s_);
+  gate(t_, s_);
+  check_refused_for(p, name(0, u));
+  sim_stream_destroy(s, 0, u);
+  check_accepted(p, r_);
+  end();
+}
+
+TEST(waits_of_the_core_make_no_followers)
+{
+  begin_followers();
+  void *p = used_memory(s_);
+  give(r_);
+  gate(t_, r_);
+  gate(r_, s_);
+  CHECK(sim_is_ordered(s, p, 4096, 0, r_));
+  void *e = sim_event_create(s, 0), *u = stream();
+  CHECK_OK(sim_event_record(s, 0, e, t_)); /* nor does what the program orders after t */
+  CHECK(sim_is_ordered(s, p, 4096, 0, r_));
+  CHECK_OK(sim_event_record(s, 0, e, r_));
+  CHECK_OK(d->stream_wait(d->self, 0, u, e)); /* for an event of the program's */
+  sim_event_destroy(s, 0, e);
+  void *q = used_memory(s_);
+  gate(r_, s_);
+  CHECK(sim_is_ordered(s, q, 4096, 0, r_));
+  end();
+  begin_followers();
+  p = used_memory(s_);
+  give(r_);
+  wait_for(t_, r_);
+  gate(r_, s_);
+  check_refused_for(p, name(0, t_));
+  end();
+}
+
+TEST(everybody_follows_a_stream_without_work)
+{
+  begin_followers();
+  void *p = used_memory(s_);
+  gate(r_, s_);
+  check_refused_for(p, "used at once on stream");
+  end();
+  begin_with(FOLLOWERS);
+  r_ = stream();
+  p = used_memory(NULL);
+  void *other = used_memory(NULL);
+  sim_stream_wait_stream(s, 1, NULL, 0, NULL); /* all that there are but r */
+  gate(r_, NULL);
+  check_refused_for(p, "a stream that is yet to be made");
+  sim_stream_destroy(s, 0, r_); /* nor has the next one with its handle got any */
+  void *again = stream();
+  CHECK(again == r_);
+  gate(r_, NULL);
+  check_refused_for(other, "a stream that is yet to be made");
+  end();
+}
+
+TEST(everybody_follows_a_stream_whose_work_is_known_to_be_over)
+{
+  begin_followers();
+  void *p = used_memory(s_);
+  give(r_);
+  CHECK_OK(sim_stream_synchronize(s, 0, r_));
+  gate(r_, s_);
+  check_refused_for(p, "used at once on stream");
+  CHECK_OK(sim_stream_synchronize(s, 0, s_)); /* and so is the access */
+  check_accepted(p, r_);
+  end();
+}
+
+TEST(who_waits_for_an_event_follows)
+{
+  begin_followers();
+  void *p = used_memory(s_), *e = sim_event_create(s, 0), *f = event();
+  give(r_);
+  CHECK_OK(sim_event_record(s, 0, e, r_));
+  CHECK_OK(d->event_record(d->self, 0, f, r_)); /* the program does not have this one */
+  gate(r_, s_);
+  check_refused_for(p, "a stream that waits for an event of device 0");
+  CHECK_OK(sim_event_record(s, 0, e, r_));
+  CHECK(sim_is_ordered(s, p, 4096, 0, r_)); /* now it stands for the gate, too */
+  sim_event_destroy(s, 0, e);
+  check_accepted(p, r_);
+  end();
+}
+
+enum { BY_KERNEL, BY_FLAG, BY_RAISING, BY_WAIT, BY_GRAPH, BY_COPY, BY_NOTHING };
+
+static void give_by(int kind)
+{
+  void *host;
+  sim_graph *graph;
+  switch (kind) {
+  case BY_KERNEL: give(r_); break;
+  case BY_FLAG: sim_wait_flag(s, 0, r_, 0); break;
+  case BY_RAISING: sim_raise_flag(s, 0, r_, 0); break;
+  case BY_WAIT: wait_for(r_, stream()); break;
+  case BY_GRAPH:
+    sim_capture_begin(s, 0, t_);
+    give(t_);
+    graph = sim_capture_end(s, 0, t_);
+    sim_graph_launch(s, graph, 0, r_);
+    sim_graph_destroy(s, graph);
+    break;
+  case BY_COPY:
+    CHECK_OK(d->host_alloc(d->self, 0, 4096, &host));
+    CHECK_OK(d->copy_to_host(d->self, 0, r_, host, (uintptr_t)memory(4096), 4096));
+    break;
+  default: gate(s_, r_); /* records an event */
+  }
+}
+
+TEST(what_the_program_gives_counts_and_what_the_core_enqueues_does_not)
+{
+  for (int kind = BY_KERNEL; kind <= BY_NOTHING; kind++) {
+    begin_followers();
+    void *p = used_memory(s_);
+    give(r_);
+    wait_for(t_, r_);
+    gate(r_, s_);
+    give_by(kind);
+    if (kind == BY_NOTHING)
+      check_refused_for(p, name(0, t_));
+    else
+      check_accepted(p, r_);
+    end();
+  }
+}
+
+TEST(followers_may_be_of_another_device)
+{
+  begin_followers();
+  void *p = used_memory(s_), *far = sim_stream_create(s, 1);
+  give(r_);
+  sim_stream_wait_stream(s, 1, far, 0, r_);
+  gate(r_, s_);
+  check_refused_for(p, name(1, far));
+  end();
+  begin_followers(); /* and so may be the reader */
+  far = sim_stream_create(s, 1);
+  p = memory(4096);
+  sim_owner_begin(s, p, 4096, 0, r_);
+  sim_kernel(s, 1, far, p, 4096, SIM_READ);
+  sim_owner_end(s, p);
+  give(r_);
+  wait_for(t_, r_);
+  void *e;
+  CHECK_OK(d->event_create(d->self, 1, &e));
+  CHECK_OK(d->event_record(d->self, 1, e, far));
+  CHECK_OK(d->stream_wait(d->self, 0, r_, e));
+  check_refused_for(p, name(0, t_));
+  end();
+}
+
+/* A stream that is being captured follows when its capture is over. */
+TEST(followers_may_be_in_a_capture_meanwhile)
+{
+  begin_followers();
+  void *p = used_memory(s_);
+  give(r_);
+  wait_for(t_, r_);
+  sim_capture_begin(s, 0, t_);
+  gate(r_, s_);
+  check_refused_for(p, name(0, t_));
+  sim_capture_abort(s, 0, t_);
+  check_refused_for(p, name(0, t_));
   end();
 }
 

@@ -91,7 +91,7 @@ TEST(a_refusal_ends_the_round)
   end();
 }
 
-/* There is room at the driver again, of which reuse order `auto` would not know. */
+/* There is room at the driver again, so that nobody is held back for the lack of it. */
 TEST(a_page_that_goes_makes_growth_worth_another_try)
 {
   begin_inside();

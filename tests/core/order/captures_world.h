@@ -66,9 +66,4 @@ static inline void *block(size_t mib, esper_stream stream)
   return p;
 }
 
-static inline uint64_t gates(void)
-{
-  return world_counters(&w, 0).gates_issued;
-}
-
 #endif

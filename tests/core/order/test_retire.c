@@ -1,6 +1,7 @@
-/* Finding out which events have completed: by asking, by waiting, and by probes. */
+/* Finding out which events have completed: by asking, and by probes. */
 #include "core/order/retire.h"
 
+#include "core/order/host_wait.h"
 #include "streams_world.h"
 
 /* Of thousands that were there once only the busy ones are asked. */
@@ -45,22 +46,6 @@ TEST(retiring_gallops)
   CHECK_EQ(queries() - before, 1);
   for (int i = 0; i < 1000; i++)
     record_drop(r[i]);
-  end();
-}
-
-TEST(a_host_wait_completes_the_record)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  record_t *record = stream_record(s);
-  CHECK_OK(record_wait(record));
-  CHECK(stream_completed(s.stream, 1));
-  record_drop(record);
-  record = stream_record(s);
-  sim_fail_call(w.s, SIM_CALL_event_synchronize, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(record_wait(record), ESPER_DEVICE_ERROR);
-  CHECK(!stream_completed(s.stream, 2));
-  record_drop(record);
   end();
 }
 

@@ -1,7 +1,6 @@
-/* Streams: how they are found again, gates, and vector clocks. */
+/* Streams: how they are found again. */
 #include "core/order/stream.h"
 
-#include "core/order/retire.h"
 #include "streams_world.h"
 
 TEST(a_stream_is_known_by_its_id)
@@ -91,54 +90,6 @@ TEST(a_special_handle_is_the_legacy_stream_or_the_threads_own)
   CHECK(mine == again && mine != device->legacy);
   check_on_another_thread(present_own, &others);
   CHECK(others != mine);
-  end();
-}
-
-TEST(a_gate_raises_the_vector_clock_once_the_wait_succeeded)
-{
-  begin();
-  presented_t r = present(w.stream[0]), s = present(w.stream[1]);
-  record_t *record = stream_record(s);
-  CHECK(!stream_is_after(r.stream, s.stream, 1));
-  sim_fail_call(w.s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
-  CHECK(!stream_gate(r, record));
-  CHECK(!stream_is_after(r.stream, s.stream, 1));
-  CHECK(stream_gate(r, record));
-  CHECK(stream_is_after(r.stream, s.stream, 1));
-  CHECK(!stream_is_after(r.stream, s.stream, 2));
-  CHECK(!stream_is_after(s.stream, r.stream, 1));
-  uint64_t waits = sim_calls(w.s, SIM_CALL_stream_wait);
-  CHECK(stream_gate(r, record)); /* known already */
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_wait), waits);
-  record_drop(record);
-  end();
-}
-
-TEST(a_completed_record_needs_no_gate)
-{
-  begin();
-  presented_t r = present(w.stream[0]), s = present(w.stream[1]);
-  record_t *record = stream_record(s);
-  sim_run_all(w.s);
-  stream_retire(s.stream);
-  CHECK(stream_gate(r, record));
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_wait), 0);
-  record_drop(record);
-  end();
-}
-
-TEST(the_trait_of_one_stream_is_one_of_all_streams)
-{
-  begin();
-  stream_t *a = present(w.stream[0]).stream, *b = present(w.stream[1]).stream;
-  stream_set_traits(a, ESPER_TRAIT_RENDEZVOUS);
-  stream_set_traits(b, ESPER_TRAIT_RENDEZVOUS);
-  CHECK(stream_is_rendezvous(a) && stream_is_rendezvous(device->all_streams));
-  CHECK(!stream_is_rendezvous(device->legacy));
-  stream_set_traits(a, 0);
-  CHECK(!stream_is_rendezvous(a) && stream_is_rendezvous(device->all_streams));
-  stream_set_traits(b, 0);
-  CHECK(!stream_is_rendezvous(device->all_streams));
   end();
 }
 

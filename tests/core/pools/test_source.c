@@ -81,7 +81,7 @@ TEST(what_is_read_is_not_given_back_to_the_allocator)
   void *a = get(12 * MIB, r);
   world_kernel(&w, r, a);
   world_read_on(&w, s, a, r);
-  world_use(&w, a, s, ESPER_USE_NO_GATE);
+  world_use(&w, a, s, 0);
   world_free(&w, a);
   release();
   sim_capture_begin(w.s, 0, r.handle); /* nobody can wait for the device */

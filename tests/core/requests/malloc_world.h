@@ -1,4 +1,4 @@
-/* malloc_world.h: what the tests of malloc share: a world of a given size and reuse order, and
+/* malloc_world.h: what the tests of malloc share: a world of a given size and allowance, and
  * blocks that are pending. */
 #ifndef ESPER_MALLOC_WORLD_H
 #define ESPER_MALLOC_WORLD_H
@@ -8,26 +8,26 @@
 __attribute__((unused)) static world w;
 __attribute__((unused)) static esper_stream r, s, t;
 
-static inline void begin_as(size_t capacity, esper_reuse_order order, sim_completion completion)
+static inline void begin_as(size_t capacity, size_t allowance, sim_completion completion)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = completion,
                          .capacity = capacity};
-  esper_config config = {.reuse_order = order};
+  esper_config config = {.allowance = allowance};
   world_begin_with(&w, &options, &config);
   r = w.stream[0];
   s = w.stream[1];
   t = w.stream[2];
 }
 
-static inline void begin_with(size_t capacity, esper_reuse_order order)
+static inline void begin_with(size_t capacity, size_t allowance)
 {
-  begin_as(capacity, order, SIM_WHEN_TOLD);
+  begin_as(capacity, allowance, SIM_WHEN_TOLD);
 }
 
 static inline void begin(void)
 {
-  begin_with(1024 * MIB, ESPER_REUSE_GATE);
+  begin_with(1024 * MIB, ESPER_ALLOWANCE_OFF);
 }
 
 static inline void end(void)

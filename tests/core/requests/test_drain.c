@@ -1,5 +1,10 @@
 /* Uses without an event: they hold their blocks until their stream presents itself or the device
- * was synchronised. */
+ * was synchronised. And how a device is waited for. */
+#include "core/requests/drain.h"
+
+#include "core/base/clock.h"
+#include "core/base/core.h"
+#include "core/order/device.h"
 #include "world.h"
 
 static world w;
@@ -67,9 +72,7 @@ TEST(the_host_waits_for_streams_that_were_never_presented)
   begin(12);
   esper_stream r = w.stream[0], s = w.stream[1], unknown = w.stream[2];
   void *x = freed_after_all(s, unknown);
-  sim_fail_calls_from(w.s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
-  sim_fail_call(w.s, SIM_CALL_stream_wait, 0, ESPER_OK);
   world_end(&w);
 }
 
@@ -131,12 +134,11 @@ TEST(the_host_waits_for_a_held_use_of_another_device)
 }
 
 /* That device is at work on what waits for r: better no memory than no end. */
-TEST(the_host_waits_for_no_other_device_with_rendezvous_work)
+TEST(the_host_does_not_wait_for_ever_for_another_device)
 {
   begin_with_two_devices();
   esper_stream r = w.stream[0], far = world_mortal(&w, 1);
   esper_stream spinning = world_stream(&w, 1);
-  CHECK_OK(esper_stream_set_traits(w.core, spinning, ESPER_TRAIT_RENDEZVOUS));
   sim_wait_flag(w.s, 1, spinning.handle, 0);
   void *x = world_malloc(&w, 12 * MIB, r), *y;
   world_record_stream(&w, x, far);
@@ -146,26 +148,23 @@ TEST(the_host_waits_for_no_other_device_with_rendezvous_work)
   sim_raise_flag(w.s, 0, r.handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
-  CHECK_OK(esper_stream_set_traits(w.core, spinning, 0));
+  clock_skip(60 * 1000000);
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
   world_end(&w);
 }
 
-/* Device 1 is not waited for: something there spins until `stop_spinning`. */
-static esper_stream start_spinning(void)
+/* Device 1 is waited for in vain: something there spins until `stop_spinning`. */
+static void start_spinning(void)
 {
-  esper_stream spinning = world_stream(&w, 1);
-  CHECK_OK(esper_stream_set_traits(w.core, spinning, ESPER_TRAIT_RENDEZVOUS));
-  sim_wait_flag(w.s, 1, spinning.handle, 0);
-  return spinning;
+  sim_wait_flag(w.s, 1, world_stream(&w, 1).handle, 0);
 }
 
-static void stop_spinning(esper_stream spinning)
+static void stop_spinning(void)
 {
   sim_raise_flag(w.s, 0, w.stream[0].handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
-  CHECK_OK(esper_stream_set_traits(w.core, spinning, 0));
+  clock_skip(60 * 1000000);
 }
 
 static int64_t reserved(void)
@@ -176,12 +175,12 @@ static int64_t reserved(void)
 /* That its own device was waited for says nothing of another's streams. */
 static void let_the_pool_go(void)
 {
-  esper_stream spinning = start_spinning();
+  start_spinning();
   CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
   CHECK_OK(esper_pool_empty(w.core, 0, 1, 0));
   CHECK_EQ(reserved(), 12 * MIB);
   world_check(&w);
-  stop_spinning(spinning);
+  stop_spinning();
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 0);
 }
@@ -242,7 +241,7 @@ static void *used(size_t size, esper_stream stream)
 }
 
 /* The device can be waited for all the same when no replay is under way. */
-TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for)
+TEST(what_a_graph_reads_keeps_no_other_memory)
 {
   for (int kept = 0; kept < 3; kept++) {
     sim_options options = {.capacity = 100 * MIB,
@@ -250,14 +249,13 @@ TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for)
                            .completion = SIM_AT_ONCE};
     esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
     world_begin_with(&w, &options, &config);
-    esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2], o = w.stream[3];
-    CHECK_OK(esper_stream_set_traits(w.core, o, ESPER_TRAIT_RENDEZVOUS)); /* and is idle */
+    esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
     void *x = used(2 * MIB, s);
     sim_capture_begin(w.s, 0, r.handle);
     if (kept == 1)
       world_record_stream(&w, x, r);
     else
-      world_use(&w, x, r, kept ? ESPER_USE_NO_GATE : 0);
+      world_use(&w, x, r, 0);
     sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
     if (!kept)
       world_free(&w, x);
@@ -268,24 +266,98 @@ TEST(what_a_graph_reads_is_no_stream_that_nobody_may_wait_for)
   }
 }
 
-/* It may depend on what this thread has still to enqueue. */
-TEST(a_replay_under_way_that_bars_gates_is_not_waited_for)
+/* ---- how long ----------------------------------------------------------------- */
+
+/* Another thread does what the device waits for. */
+static void let_it_end(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  sim_raise_flag_now(w.s, 0);
+}
+
+static uint64_t limited_waits(void)
+{
+  return sim_calls(w.s, SIM_CALL_event_wait);
+}
+
+TEST(a_limited_drain_gives_up_and_another_does_not)
+{
+  begin(64);
+  world_malloc(&w, 512, w.stream[0]);
+  device_t *device = &w.core->devices[0];
+  CHECK_OK(drain_device(device, DRAIN_LIMITED));
+  sim_wait_flag(w.s, 0, w.stream[1].handle, 0);
+  uint64_t before = limited_waits();
+  CHECK_STATUS(drain_device(device, DRAIN_LIMITED), ESPER_NOT_READY);
+  CHECK(limited_waits() > before);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
+  before = limited_waits();
+  CHECK_STATUS(drain_device(device, DRAIN_LIMITED | DRAIN_GENTLY), ESPER_NOT_READY);
+  CHECK(limited_waits() > before); /* a drain is asked for: it does not remember */
+  before = limited_waits();
+  sim_before_call(w.s, SIM_CALL_event_synchronize, let_it_end, NULL);
+  CHECK_OK(drain_device(device, 0));
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  CHECK_EQ(limited_waits(), before);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
+  world_end(&w);
+}
+
+/* The driver has no event for all streams, and the stream is one that cannot be asked. */
+/* As PyTorch's own allocator does when memory goes back. */
+TEST(a_limited_drain_synchronises_the_device_where_no_event_stands_for_all_streams)
+{
+  begin(64);
+  esper_stream mortal = world_mortal(&w, 0);
+  world_malloc(&w, 512, mortal);
+  sim_fail_calls_from(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
+  CHECK_OK(drain_device(&w.core->devices[0], DRAIN_LIMITED));
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 1);
+  sim_fail_call(w.s, SIM_CALL_event_record_all, 0, ESPER_OK);
+  world_end(&w);
+}
+
+TEST(empty_cache_gives_back_what_has_completed_and_waits_for_nothing_else)
+{
+  begin(64);
+  esper_stream r = w.stream[0], s = w.stream[1];
+  void *x = used(12 * MIB, r), *y = used(14 * MIB, r);
+  world_read_on(&w, s, x, r);
+  world_use(&w, x, s, 0);
+  world_free(&w, x);
+  world_note_all(&w);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_read_on(&w, s, y, r);
+  world_use(&w, y, s, 0);
+  world_free(&w, y);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 14 * MIB);
+  CHECK(sim_pending(w.s, 0, s.handle) > 0);
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
+  world_end(&w);
+}
+
+/* A replay may take long, and an error would come too early. */
+TEST(what_is_waited_for_in_vain_is_waited_for_again_in_place_of_an_error)
 {
   begin(100);
   esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2], o = w.stream[3];
-  void *x = world_malloc(&w, 2 * MIB, s), *p;
+  void *x = world_malloc(&w, 2 * MIB, s);
   sim_capture_begin(w.s, 0, r.handle);
   sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
-  world_use(&w, x, r, ESPER_USE_NO_GATE);
+  world_use(&w, x, r, 0);
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   world_free(&w, world_malloc(&w, 60 * MIB, s));
   sim_wait_flag(w.s, 0, o.handle, 0);
   sim_graph_launch(w.s, graph, 0, o.handle);
   sim_graph_destroy(w.s, graph);
-  CHECK_STATUS(esper_malloc(w.core, 70 * MIB, t, &p), ESPER_OUT_OF_MEMORY);
-  sim_raise_flag_now(w.s, 0);
-  sim_run_all(w.s);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, let_it_end, NULL);
   world_malloc(&w, 70 * MIB, t);
+  CHECK(limited_waits() > 0);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 1);
   world_end(&w);
 }
 
@@ -391,9 +463,9 @@ TEST(a_capture_that_begins_during_a_wait_is_not_forgotten)
   world_note_all(&w);
   CHECK(world_malloc(&w, 9 * MIB, r) == x);
   world_kernel(&w, r, x);
-  sim_before_call(w.s, SIM_CALL_event_synchronize, begin_a_capture, NULL);
+  sim_before_call(w.s, SIM_CALL_event_wait, begin_a_capture, NULL);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
+  sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
   CHECK(captures);
   world_free(&w, x);
   CHECK(sim_capture_is_valid(w.s, 0, capturing.handle));

@@ -204,20 +204,47 @@ TEST(while_a_pool_is_open_closing_is_for_later)
   end();
 }
 
-TEST(nobody_waits_for_rendezvous_work)
+TEST(what_was_waited_for_in_vain_is_unmapped_later)
 {
   begin();
   sent x, y;
   char *a = send_there(get(9), &x);
   send_there(get(5), &y);
+  sim_wait_flag(w.s, 0, t.handle, 0);
   touch(t, a, 9 * MIB);
-  CHECK_OK(esper_stream_set_traits(there, t, ESPER_TRAIT_RENDEZVOUS));
-  close_there(&x);
-  CHECK_EQ(sim_pending_all(w.s) > 0, 1);
   uint64_t unmapped = calls(SIM_CALL_page_unmap);
-  CHECK_OK(esper_stream_set_traits(there, t, 0));
+  close_there(&x);
+  CHECK(sim_pending_all(w.s) > 0);
+  CHECK_EQ(calls(SIM_CALL_page_unmap), unmapped);
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
   close_there(&y); /* and the other one */
   CHECK_EQ(calls(SIM_CALL_page_unmap), unmapped + x.count + y.count);
+  CHECK_EQ(alive().ranges, 1);
+  end();
+}
+
+static void let_it_end(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  sim_raise_flag_now(w.s, 0);
+}
+
+TEST(empty_cache_does_not_wait_for_ever_for_what_uses_closed_pages)
+{
+  begin();
+  sent x;
+  char *a = send_there(get(9), &x);
+  sim_wait_flag(w.s, 0, t.handle, 0);
+  touch(t, a, 9 * MIB);
+  close_there(&x);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, let_it_end, NULL);
+  CHECK_OK(esper_empty_cache(there, 0, NULL));
+  CHECK_EQ(calls(SIM_CALL_event_synchronize), 0);
+  CHECK_EQ(alive().ranges, 2);
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
+  CHECK_OK(esper_empty_cache(there, 0, NULL));
   CHECK_EQ(alive().ranges, 1);
   end();
 }

@@ -1,8 +1,6 @@
 /* Quiescing: a pool's free memory owes nothing when a capture begins to take from it. */
 #include "core/requests/quiesce.h"
 
-#include <unistd.h>
-
 #include "core/blocks/block.h"
 #include "core/blocks/use.h"
 #include "core/pools/pool.h"
@@ -49,11 +47,11 @@ static pool_t *pool(void)
 }
 
 /* x was used on the reader by work that has not run, and is free. */
-static void *owe_use(size_t mib, esper_stream reader, unsigned flags)
+static void *owe_use(size_t mib, esper_stream reader)
 {
   void *x = block(mib, r);
   world_read_on(&w, reader, x, r);
-  world_use(&w, x, reader, flags);
+  world_use(&w, x, reader, 0);
   world_free(&w, x);
   return x;
 }
@@ -80,7 +78,7 @@ static int owing(void)
 
 static uint64_t waits(void)
 {
-  return sim_calls(w.s, SIM_CALL_event_synchronize);
+  return sim_calls(w.s, SIM_CALL_event_wait);
 }
 
 /* ---- what is waited for -------------------------------------------------------- */
@@ -89,7 +87,7 @@ TEST(a_pools_free_memory_owes_nothing_afterwards)
 {
   begin();
   open_pool();
-  owe_use(X, s, 0);
+  owe_use(X, s);
   world_free(&w, block(Y, t)); /* owner order alone */
   void *z = block(16, r);
   world_record_stream(&w, z, s);
@@ -126,7 +124,7 @@ TEST(live_memory_keeps_its_uses_and_is_not_waited_for)
 TEST(memory_of_other_pools_is_left_alone)
 {
   begin();
-  void *x = owe_use(X, s, 0);
+  void *x = owe_use(X, s);
   open_pool();
   CHECK(sim_pending(w.s, 0, s.handle) > 0);
   CHECK(find(x)->uses);
@@ -136,12 +134,12 @@ TEST(memory_of_other_pools_is_left_alone)
 }
 
 /* What s waits for is enqueued when the pool has been begun. */
-TEST(what_may_not_be_waited_for_is_withheld_until_the_next_time)
+TEST(what_is_waited_for_in_vain_is_withheld_until_the_next_time)
 {
   begin();
   open_pool();
   sim_wait_flag(w.s, 0, s.handle, 0);
-  void *x = owe_use(X, s, ESPER_USE_NO_GATE);
+  void *x = owe_use(X, s);
   close_pool();
   open_pool();
   CHECK(find(x)->withheld && find(x)->uses);
@@ -173,11 +171,11 @@ static void fail_to_wait_for(int readers, uint64_t tried)
   world_free(&w, x);
   close_pool();
   uint64_t before = waits();
-  sim_fail_calls_from(w.s, SIM_CALL_event_synchronize, 1, ESPER_DEVICE_ERROR);
+  sim_fail_calls_from(w.s, SIM_CALL_event_wait, 1, ESPER_DEVICE_ERROR);
   open_pool();
   CHECK_EQ(waits() - before, tried);
   CHECK(find(x)->withheld && find(x)->uses);
-  sim_fail_call(w.s, SIM_CALL_event_synchronize, 0, ESPER_OK);
+  sim_fail_call(w.s, SIM_CALL_event_wait, 0, ESPER_OK);
   close_pool();
   open_pool();
   CHECK_EQ(owing(), 0);
@@ -196,7 +194,7 @@ TEST(a_pool_that_a_call_works_in_stays_as_it_is)
 {
   begin();
   open_pool();
-  owe_use(X, s, 0);
+  owe_use(X, s);
   close_pool();
   lock(&device()->lock);
   pool_t *found = pool_find(device(), ID, 0);
@@ -282,7 +280,7 @@ TEST(live_memory_serves_the_next_capture_only_if_its_owner_was_waited_for)
     capture_end();
     close_pool();
     world_kernel(&w, r, saved);
-    sim_fail_call(w.s, SIM_CALL_event_synchronize, !waited, ESPER_DEVICE_ERROR);
+    sim_fail_call(w.s, SIM_CALL_event_wait, !waited, ESPER_DEVICE_ERROR);
     open_pool();
     capture_begin();
     sim_capture_group(w.s, 0, r.handle, ID);
@@ -309,9 +307,9 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
   void *x = world_malloc(&w, X * MIB, r);
   world_read_on(&w, far, x, r);
   world_record_stream(&w, x, far);
-  sim_fail_calls_from(w.s, SIM_CALL_capture_point, 1, ESPER_DEVICE_ERROR);
+  sim_fail_calls_from(w.s, SIM_CALL_capture_tails, 1, ESPER_DEVICE_ERROR);
   world_free(&w, x);
-  sim_fail_calls_from(w.s, SIM_CALL_capture_point, 0, ESPER_OK);
+  sim_fail_calls_from(w.s, SIM_CALL_capture_tails, 0, ESPER_OK);
   world_wait(&w, r, far);
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
@@ -339,7 +337,7 @@ static int no_stream(void *context, void *stream)
 
 /* t reads x, which s frees, and s is ordered after that only when the pool has been begun again.
  * Its memory is for s, and not for r's capture. */
-static void a_late_wait_after_the_pool_was_begun(bool without_gate)
+static void a_late_wait_after_the_pool_was_begun(bool in_vain)
 {
   begin();
   open_pool();
@@ -347,9 +345,9 @@ static void a_late_wait_after_the_pool_was_begun(bool without_gate)
   world_read_on(&w, t, x, s);
   world_free(&w, x);
   close_pool();
-  if (without_gate) {
+  if (in_vain) {
     sim_wait_flag(w.s, 0, o.handle, 0);
-    world_use(&w, z, o, ESPER_USE_NO_GATE);
+    world_use(&w, z, o, 0);
     world_free(&w, z);
   } else { /* captures are not announced: one may be going on */
     CHECK_OK(esper_pool_begin(w.core, 0, ID + 1, 0, no_stream, NULL));
@@ -373,7 +371,7 @@ TEST(beside_another_pool_a_capture_gets_nothing_that_others_may_read)
   a_late_wait_after_the_pool_was_begun(false);
 }
 
-TEST(beside_a_use_without_gate_a_capture_gets_nothing_that_others_may_read)
+TEST(after_a_wait_in_vain_a_capture_gets_nothing_that_others_may_read)
 {
   a_late_wait_after_the_pool_was_begun(true);
 }
@@ -382,9 +380,9 @@ static esper_driver freeing;
 static const esper_driver *driver_below;
 static void *to_free;
 
-static esper_status synchronize_then_free(void *self, int on, void *event)
+static esper_status wait_then_free(void *self, int on, void *event, unsigned microseconds)
 {
-  esper_status status = driver_below->event_synchronize(self, on, event);
+  esper_status status = driver_below->event_wait(self, on, event, microseconds);
   void *x = to_free;
   to_free = NULL;
   if (x) {
@@ -409,7 +407,7 @@ TEST(what_is_freed_after_its_stream_was_waited_for_is_withheld)
   close_pool();
   driver_below = w.core->driver;
   freeing = *driver_below;
-  freeing.event_synchronize = synchronize_then_free;
+  freeing.event_wait = wait_then_free;
   w.core->driver = &freeing;
   to_free = x;
   open_pool();
@@ -421,17 +419,10 @@ TEST(what_is_freed_after_its_stream_was_waited_for_is_withheld)
   end();
 }
 
-static void run_o(void *context, sim_call call, int on, void *object)
-{
-  (void)context, (void)call, (void)on, (void)object;
-  world_run(&w, o);
-}
-
-/* o may wait for others, and has nothing to do. */
-TEST(a_stream_with_the_rendezvous_trait_that_is_idle_keeps_no_loan)
+/* The host waits for all streams, so that the borrower's use is over. */
+TEST(a_loan_is_over_when_the_pool_was_begun_again)
 {
   begin_with(&(esper_config){.captures_are_announced = 1}, 24 * MIB);
-  CHECK_OK(esper_stream_set_traits(w.core, o, ESPER_TRAIT_RENDEZVOUS));
   open_pool();
   void *x = block(9, s);
   block(9, s);
@@ -442,7 +433,7 @@ TEST(a_stream_with_the_rendezvous_trait_that_is_idle_keeps_no_loan)
   CHECK_EQ(world_counters(&w, 0).loans, 1);
   close_pool();
   world_free(&w, x);
-  sim_before_call(w.s, SIM_CALL_event_query, run_o, NULL);
+  CHECK_EQ(find(x)->state, BLOCK_PENDING);
   open_pool();
   CHECK_EQ(find(x)->state, BLOCK_READY);
   sim_run_all(w.s);
@@ -478,22 +469,20 @@ static void begin_a_collective(void *context, sim_call call, int on, void *objec
     sim_wait_flag(w.s, 0, o.handle, 0);
 }
 
-/* Another thread gives o work that waits for this one. */
-TEST(a_collective_that_begins_meanwhile_is_not_waited_for)
+/* Another thread gives o work that waits for this one. x is for s, which was waited for. */
+TEST(a_collective_that_begins_meanwhile_is_not_waited_for_without_end)
 {
   begin();
-  CHECK_OK(esper_stream_set_traits(w.core, o, ESPER_TRAIT_RENDEZVOUS));
   open_pool();
   void *x = block(X, s);
   close_pool();
   world_free(&w, x);
   sim_run_all(w.s);
-  sim_before_call(w.s, SIM_CALL_event_query, run_o, NULL);
   sim_before_call(w.s, SIM_CALL_event_record_all, begin_a_collective, NULL);
-  alarm(600); /* to wait for o would take for ever */
   open_pool();
-  alarm(0);
   CHECK(sim_pending(w.s, 0, o.handle));
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
+  CHECK(find(x)->state == BLOCK_READY && find(x)->stamp);
   sim_before_call(w.s, SIM_CALL_event_record_all, NULL, NULL);
   sim_raise_flag_now(w.s, 0);
   sim_run_all(w.s);
@@ -540,7 +529,7 @@ TEST(memory_of_a_pool_that_is_gone_waits_for_the_device)
   const block_t *x = find(leave_memory_of_a_graph());
   quiesce_unreferenced(device(), NULL);
   CHECK(x->segment->heap->capture);
-  CHECK_OK(drain_device(device(), false));
+  CHECK_OK(drain_device(device(), 0));
   quiesce_unreferenced(device(), NULL);
   CHECK(!x->segment->heap->capture);
   CHECK_EQ(owing(), 0);
@@ -551,7 +540,7 @@ TEST(memory_of_a_pool_that_is_open_or_referred_to_stays_its_graphs)
 {
   begin();
   const block_t *x = find(leave_memory_of_a_graph());
-  CHECK_OK(drain_device(device(), false));
+  CHECK_OK(drain_device(device(), 0));
   esper_pool *again;
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &again));
   quiesce_unreferenced(device(), NULL);
@@ -563,7 +552,7 @@ TEST(nothing_happens_under_the_hands_of_another_call)
 {
   begin();
   const block_t *x = find(leave_memory_of_a_graph());
-  CHECK_OK(drain_device(device(), false));
+  CHECK_OK(drain_device(device(), 0));
   pool_t *found = pool();
   lock(&device()->lock);
   pool_enter(found);

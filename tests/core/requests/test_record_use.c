@@ -1,4 +1,4 @@
-/* Marks: gates, what graphs read, and what happens when memory runs out. */
+/* Marks: when they end, what graphs read, and what happens when memory runs out. */
 #include "core/requests/record_use.h"
 
 #include "core/blocks/block.h"
@@ -14,35 +14,45 @@ static void begin(size_t mib)
   world_begin_with(&w, &options, NULL);
 }
 
-static void use_until_event(void *ptr, esper_stream reader, unsigned flags)
+static void use_until_event(void *ptr, esper_stream reader)
 {
   void *event = sim_event_create(w.s, 0);
   CHECK_OK(sim_event_record(w.s, 0, event, reader.handle));
   const void *marked = ptr;
-  CHECK_OK(esper_record_use_event(w.core, &marked, 1, event, 0, flags, NULL));
+  CHECK_OK(esper_record_use_event(w.core, &marked, 1, event, 0, NULL));
   sim_event_destroy(w.s, 0, event);
 }
 
-/* s waits for a flag that r raises after its next malloc. Its event must not
- * stand between r and the event of t, which completes by itself. */
-TEST(an_event_without_gate_delays_no_other_event)
+/* s waits for a flag that r raises after its next mallocs. Its event stands before that of t on the
+ * core's own stream: memory grows meanwhile. */
+TEST(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else)
 {
-  begin(12 + 14);
+  begin(1024);
+  world_set_allowance(&w, MIB);
   esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
-  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
+  void *x = world_malloc(&w, 12 * MIB, r), *y[2];
   world_kernel(&w, r, x);
   world_wait(&w, s, r);
   sim_wait_flag(w.s, 0, s.handle, 0);
   sim_kernel(w.s, 0, s.handle, x, 12 * MIB, SIM_READ);
-  use_until_event(x, s, ESPER_USE_NO_GATE);
-  world_read_on(&w, t, y, r);
-  use_until_event(y, t, 0);
+  use_until_event(x, s);
   world_free(&w, x);
-  world_free(&w, y);
-  CHECK(world_malloc(&w, 14 * MIB, r) == y);
+  for (int i = 0; i < 2; i++) {
+    y[i] = world_malloc(&w, (14 + 2 * (size_t)i) * MIB, r);
+    world_kernel(&w, r, y[i]);
+    world_read_on(&w, t, y[i], r);
+    use_until_event(y[i], t);
+  }
+  world_free(&w, y[0]);
+  world_free(&w, y[1]);
+  void *z = world_malloc(&w, 10 * MIB, r);
+  CHECK(z != x && z != y[0] && z != y[1]);
+  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 1);
   sim_raise_flag(w.s, 0, r.handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
+  CHECK(world_malloc(&w, 14 * MIB, r) == y[0]);
+  CHECK(world_malloc(&w, 12 * MIB, r) == x);
   world_end(&w);
 }
 
@@ -56,10 +66,10 @@ TEST(a_later_event_does_not_cover_one_that_could_not_be_had)
   sim_wait_flag(w.s, 0, s.handle, 0);
   world_read_on(&w, s, x, r);
   sim_fail_call(w.s, SIM_CALL_event_query, 1, ESPER_DEVICE_ERROR);
-  use_until_event(x, s, 0);
+  use_until_event(x, s);
   world_free(&w, x);
   CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  use_until_event(y, t, 0);
+  use_until_event(y, t);
   world_free(&w, y);
   sim_run_all(w.s); /* all but the read of x */
   CHECK_EQ(world_counters(&w, 0).bytes_pending, 12 * MIB);
@@ -68,28 +78,10 @@ TEST(a_later_event_does_not_cover_one_that_could_not_be_had)
   world_end(&w);
 }
 
-/* The same of a live block's use: the host must not wait for the device. */
-TEST(the_host_waits_for_no_live_blocks_use_without_gate)
-{
-  begin(12);
-  esper_stream r = w.stream[0], s = w.stream[1];
-  void *x = world_malloc(&w, 12 * MIB, r), *more;
-  world_kernel(&w, r, x);
-  world_wait(&w, s, r);
-  sim_wait_flag(w.s, 0, s.handle, 0);
-  sim_kernel(w.s, 0, s.handle, x, 12 * MIB, SIM_READ);
-  world_use(&w, x, s, ESPER_USE_NO_GATE);
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &more), ESPER_OUT_OF_MEMORY);
-  sim_raise_flag(w.s, 0, r.handle, 0);
-  sim_run_all(w.s);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  world_end(&w);
-}
-
 /* Another thread, while one waits for the device. */
 static void mark_block(void *x)
 {
-  use_until_event(x, w.stream[1], 0);
+  use_until_event(x, w.stream[1]);
 }
 static void mark_meanwhile(void *context, sim_call call, int device, void *object)
 {
@@ -106,9 +98,9 @@ TEST(who_waits_for_the_device_keeps_nobody_from_marking)
   begin(64);
   void *x = world_malloc(&w, 12 * MIB, w.stream[0]);
   world_kernel(&w, w.stream[0], x);
-  sim_before_call(w.s, SIM_CALL_event_synchronize, mark_meanwhile, &x);
+  sim_before_call(w.s, SIM_CALL_event_wait, mark_meanwhile, &x);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
+  sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
   CHECK(!x);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
   world_end(&w);
@@ -122,7 +114,7 @@ TEST(a_block_that_has_gone_since_it_was_found_is_skipped)
   block_t gone = {0};
   size_t found = 1;
   CHECK_OK(stream_present(w.core, w.stream[1], &reader));
-  CHECK_OK(mark_found_block(&gone, &w, reader, 0, &found));
+  CHECK_OK(mark_found_block(&gone, &w, reader, &found));
   CHECK_EQ(found, 0);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
   world_end(&w);
@@ -155,11 +147,6 @@ TEST(a_mark_without_host_memory_is_an_error)
 
 /* ---- marks until the free ---------------------------------------------------- */
 
-static uint64_t gates(void)
-{
-  return world_counters(&w, 0).gates_issued;
-}
-
 TEST(a_mark_until_the_free_records_its_event_there)
 {
   begin(64);
@@ -176,14 +163,15 @@ TEST(a_mark_until_the_free_records_its_event_there)
     world_free(&w, (void *)x[i]);
   }
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 2);
-  for (int i = 0; i < 2; i++) /* the memory could grow, but r waits */
+  world_run(&w, r);
+  CHECK(world_malloc(&w, 12 * MIB, r) != x[0]);
+  world_run(&w, s);
+  for (int i = 0; i < 2; i++)
     CHECK(world_malloc(&w, (12 + 2 * (size_t)i) * MIB, r) == x[i]);
-  CHECK(gates() > 0);
   world_end(&w);
 }
 
-/* record_stream's caller did not say that s may be waited for. */
-TEST(record_stream_on_the_same_stream_bars_the_gate)
+TEST(record_stream_and_a_mark_until_the_free_are_one_use)
 {
   for (int first = 0; first < 2; first++) {
     begin(64);
@@ -195,9 +183,10 @@ TEST(record_stream_on_the_same_stream_bars_the_gate)
     world_use(&w, x, s, ESPER_USE_UNTIL_FREE);
     if (!first)
       world_record_stream(&w, x, s);
+    CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
     world_free(&w, x);
+    CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 1);
     CHECK(world_malloc(&w, 12 * MIB, r) != x);
-    CHECK_EQ(gates(), 0);
     world_end(&w);
   }
 }
@@ -211,31 +200,15 @@ TEST(marks_are_counted_by_when_they_end)
   world_use(&w, x[0], s, 0); /* replaces the earlier one */
   CHECK_OK(esper_record_use(w.core, x, 2, w.stream[2], 0, NULL));
   CHECK_OK(esper_record_use(w.core, x, 2, r, 0, NULL));
-  use_until_event((void *)x[0], s, 0);
+  use_until_event((void *)x[0], s);
   CHECK_EQ(world_counters(&w, 0).marks_exact, 5);
   CHECK_EQ(world_counters(&w, 0).marks_until_free, 0);
   world_use(&w, x[1], s, ESPER_USE_UNTIL_FREE);
-  world_use(&w, x[1], s, ESPER_USE_UNTIL_FREE | ESPER_USE_NO_GATE);
+  world_use(&w, x[1], s, ESPER_USE_UNTIL_FREE);
   CHECK_OK(esper_free_after_all(w.core, (void *)x[1]));
   world_record_stream(&w, x[1], s);
   CHECK_EQ(world_counters(&w, 0).marks_exact, 5);
-  CHECK_EQ(world_counters(&w, 0).marks_until_free, 3);
-  world_end(&w);
-}
-
-TEST(an_event_cannot_last_until_the_free)
-{
-  begin(64);
-  const void *x = world_malloc(&w, 12 * MIB, w.stream[0]);
-  void *event = sim_event_create(w.s, 0);
-  size_t marked = 7;
-  CHECK_OK(sim_event_record(w.s, 0, event, w.stream[1].handle));
-  CHECK_STATUS(esper_record_use_event(w.core, &x, 1, event, 0, ESPER_USE_UNTIL_FREE, &marked),
-               ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "leave out ESPER_USE_UNTIL_FREE"));
-  CHECK_EQ(marked, 7);
-  CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
-  sim_event_destroy(w.s, 0, event);
+  CHECK_EQ(world_counters(&w, 0).marks_until_free, 4);
   world_end(&w);
 }
 
@@ -255,51 +228,55 @@ TEST(a_mark_until_the_free_on_a_mortal_stream_is_held)
   world_malloc(&w, 512, mortal);
   CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
   CHECK(world_malloc(&w, 12 * MIB, r) != x);
-  CHECK_EQ(gates(), 0);
   sim_raise_flag(w.s, 0, r.handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
   world_end(&w);
 }
 
-/* Rule 10's argument, where it ends. On each of two ranks, c computes what r produced, and then
- * receives: it waits for a flag that the other rank's r raises after its next malloc. Whoever waits
- * for c up to the mark waits for nothing that is to come. Up to the free it does, so r must not. */
-static bool the_ring_goes_round(unsigned flags, unsigned traits)
+/* On each of two ranks, c computes what r produced, and then receives: it waits for a flag that the
+ * other rank's r raises after its next mallocs. A mark at the last read ends before that wait; one
+ * until the free does not, so the host waits in vain and memory grows. Neither makes r wait. */
+static void the_ring_goes_round(unsigned flags, size_t allowance)
 {
-  enum { RANKS = 2 };
+  enum { RANKS = 2, BLOCKS = 3 };
   begin(1024);
+  world_set_allowance(&w, allowance);
   for (unsigned rank = 0; rank < RANKS; rank++) {
     esper_stream r = w.stream[2 * rank], c = w.stream[2 * rank + 1];
-    CHECK_OK(esper_stream_set_traits(w.core, c, traits));
-    void *x = world_malloc(&w, (12 + 2 * rank) * MIB, r);
-    world_kernel(&w, r, x);
-    world_read_on(&w, c, x, r);
-    world_use(&w, x, c, flags);
+    void *x[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++) {
+      x[i] = world_malloc(&w, (12 + 2 * rank) * MIB, r);
+      world_kernel(&w, r, x[i]);
+      world_read_on(&w, c, x[i], r);
+      world_use(&w, x[i], c, flags);
+    }
     sim_wait_flag(w.s, 0, c.handle, (rank + 1) % RANKS);
-    if (flags & ESPER_USE_UNTIL_FREE) /* an exact mark says that there are no more reads */
-      sim_kernel(w.s, 0, c.handle, x, 512, SIM_READ);
-    world_free(&w, x);
-    world_kernel(&w, r, world_malloc(&w, (12 + 2 * rank) * MIB, r));
+    for (int i = 0; i < BLOCKS; i++) {
+      if (flags & ESPER_USE_UNTIL_FREE) /* an exact mark says that there are no more reads */
+        sim_kernel(w.s, 0, c.handle, x[i], 512, SIM_READ);
+      world_free(&w, x[i]);
+    }
+    for (int i = 0; i < BLOCKS; i++)
+      world_kernel(&w, r, world_malloc(&w, (12 + 2 * rank) * MIB, r));
     sim_raise_flag(w.s, 0, r.handle, rank);
   }
   sim_run_all(w.s);
-  bool done = sim_pending_all(w.s) == 0;
-  for (unsigned rank = 0; rank < RANKS; rank++)
-    sim_raise_flag_now(w.s, rank);
-  sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_wait), 0);
+  bool held = allowance != ESPER_ALLOWANCE_OFF;
+  CHECK_EQ(world_counters(&w, 0).held_back > 0, held);
+  CHECK_EQ(world_counters(&w, 0).held_back_in_vain > 0, held && flags & ESPER_USE_UNTIL_FREE);
   world_end(&w);
-  return done;
 }
 
-TEST(a_ring_of_streams_that_wait_for_what_is_to_come)
+TEST(a_ring_of_streams_that_wait_for_what_is_to_come_goes_round)
 {
-  CHECK(the_ring_goes_round(0, 0));
-  CHECK(the_ring_goes_round(ESPER_USE_UNTIL_FREE | ESPER_USE_NO_GATE, 0));
-  CHECK(the_ring_goes_round(ESPER_USE_UNTIL_FREE, ESPER_TRAIT_RENDEZVOUS));
-  /* The caller said that c completes on its own, which is not true. */
-  CHECK(!the_ring_goes_round(ESPER_USE_UNTIL_FREE, 0));
+  for (int held_back = 0; held_back < 2; held_back++) {
+    size_t allowance = held_back ? MIB : ESPER_ALLOWANCE_OFF;
+    the_ring_goes_round(0, allowance);
+    the_ring_goes_round(ESPER_USE_UNTIL_FREE, allowance);
+  }
 }
 
 /* ---- marks by a handle alone ----------------------------------------------- */
@@ -357,6 +334,7 @@ TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream)
   CHECK(mark_it_by_handle(x, other.handle));
   CHECK_EQ(world_counters(&w, 0).uses_pending, 2); /* two streams */
   world_free(&w, x);
+  sim_run_all(w.s);
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
   world_end(&w);
 }

@@ -47,17 +47,6 @@ TEST(a_ready_block_is_preferred_to_a_pending_one)
   world_free(&w, p);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   CHECK(p != q);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
-  end();
-}
-
-TEST(a_large_ready_block_is_not_broken_up_beside_a_pending_fit)
-{
-  begin();
-  void *p = block(512 * MIB, r), *q = pending(12 * MIB);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, r) == q);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
   end();
 }
 
@@ -65,7 +54,7 @@ TEST(a_large_ready_block_is_not_broken_up_beside_a_pending_fit)
  * quarter of the smallest large block, 2.6% of 10 MiB. */
 TEST(a_block_has_little_more_than_was_asked_for)
 {
-  begin_as((size_t)8 << 30, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  begin_as((size_t)8 << 30, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE);
   enum { LIVE = 100, OPERATIONS = 20000 };
   void *live[LIVE] = {NULL};
   uint64_t state = 1;
@@ -95,7 +84,7 @@ TEST(a_block_has_little_more_than_was_asked_for)
 /* What a heap owes to its own stream is done, and only has to be asked for. */
 TEST(completed_memory_is_lent_to_other_streams)
 {
-  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  begin_as(1024 * MIB, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE);
   void *p = block(9 * MIB, r), *stays = block(9 * MIB, r);
   world_free(&w, p);
   CHECK(world_malloc(&w, 9 * MIB, t) == p);
@@ -114,7 +103,7 @@ TEST(completed_memory_is_lent_to_other_streams)
 
 TEST(a_wholly_free_segment_changes_its_home)
 {
-  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  begin_as(1024 * MIB, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE);
   void *p = block(12 * MIB, r);
   world_free(&w, p);
   CHECK(world_malloc(&w, 12 * MIB, t) == p);
@@ -133,7 +122,7 @@ static void host_memory_comes_back(void *context, sim_call call, int device, voi
 /* The borrower becomes a use at its free. The host memory for that has to be there before. */
 TEST(without_host_memory_for_the_borrowers_use_nothing_is_lent)
 {
-  begin_as(1024 * MIB, ESPER_REUSE_GATE, SIM_AT_ONCE);
+  begin_as(1024 * MIB, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE);
   void *p = block(9 * MIB, r), *stays = block(9 * MIB, r);
   world_malloc(&w, 512, t); /* t is known */
   world_free(&w, p);
@@ -164,7 +153,7 @@ TEST(without_host_memory_for_the_borrowers_use_nothing_is_lent)
 
 TEST(out_of_memory_says_what_there_is)
 {
-  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
   void *p = block(20 * MIB, r), *q = &w;
   CHECK_STATUS(esper_malloc(w.core, 50 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
   CHECK(!q);
@@ -206,7 +195,7 @@ TEST(a_size_that_is_too_much_to_round_is_reported_as_it_was_asked_for)
 
 TEST(the_message_of_out_of_memory_tells_the_sizes)
 {
-  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
   void *p;
   block(20 * MIB, r);
   CHECK_STATUS(esper_malloc(w.core, 50 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
@@ -218,7 +207,7 @@ TEST(the_message_of_out_of_memory_tells_the_sizes)
 
 TEST(out_of_memory_tells_what_private_pools_have)
 {
-  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
   esper_pool *pool;
   esper_failure failure;
   void *p, *q;
@@ -240,7 +229,7 @@ static void look_at_failure(void *failure)
 
 TEST(a_failure_is_told_to_the_thread_that_had_it)
 {
-  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
   void *p;
   esper_failure here, there;
   CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
@@ -253,7 +242,7 @@ TEST(a_failure_is_told_to_the_thread_that_had_it)
 
 TEST(the_trace_shows_a_request_that_failed)
 {
-  begin_with(64 * MIB, ESPER_REUSE_GATE);
+  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
   static told_t told;
   const esper_trace_entry *entries = told.entries;
   size_t failed = 0;

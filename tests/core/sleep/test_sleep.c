@@ -144,7 +144,7 @@ TEST(pending_memory_goes_once_its_uses_are_over)
   end();
 }
 
-TEST(captures_and_rendezvous_work_refuse_it)
+TEST(captures_refuse_it)
 {
   begin();
   used_as("weights", 4 * MIB, r);
@@ -153,15 +153,34 @@ TEST(captures_and_rendezvous_work_refuse_it)
   CHECK_STATUS(try_sleep(NULL, ESPER_KEEP_HOST, NULL), ESPER_CAPTURING);
   CHECK(strstr(esper_last_error(), "end the capture first"));
   sim_capture_abort(w.s, 0, r.handle);
-  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
-  sim_wait_flag(w.s, 0, s.handle, 1);
-  CHECK_STATUS(try_sleep(NULL, ESPER_KEEP_HOST, NULL), ESPER_NOT_READY);
-  CHECK(strstr(esper_last_error(), "rendezvous"));
   CHECK_EQ(alive().bytes, before);
   CHECK(get_as("weights", 512, r)); /* it is awake */
-  sim_raise_flag_now(w.s, 1);
-  CHECK_OK(esper_stream_set_traits(w.core, s, 0));
   sleep_all_of(NULL);
+  wake(NULL);
+  end();
+}
+
+/* Another thread does what s waits for. */
+static void let_it_end(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  sim_raise_flag_now(w.s, 1);
+}
+
+/* Its caller asked for it, and gets all the memory. */
+TEST(it_waits_for_work_however_long_that_takes)
+{
+  begin();
+  void *p = used_as("weights", 4 * MIB, r);
+  sim_wait_flag(w.s, 0, s.handle, 1);
+  world_read_on(&w, s, p, r);
+  uint64_t limited = sim_calls(w.s, SIM_CALL_event_wait);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, let_it_end, NULL);
+  sleep_all_of(NULL);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_wait), limited);
+  CHECK_EQ(sim_pending(w.s, 0, s.handle), 0);
+  CHECK_EQ(alive().bytes, 0);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
   wake(NULL);
   end();
 }

@@ -114,7 +114,7 @@ static void use_event(esper_stream reader, void *ptr)
     return;
   void *event = sim_event_create(s, reader.device);
   sim_event_record(s, reader.device, event, reader.handle);
-  marked(esper_record_use_event(core, &p, 1, event, reader.device, 0, NULL), reader, ptr);
+  marked(esper_record_use_event(core, &p, 1, event, reader.device, NULL), reader, ptr);
   sim_event_destroy(s, reader.device, event);
 }
 
@@ -178,8 +178,7 @@ static void checkpoint(esper_stream *both)
   esper_checkpoint_free(taken);
 }
 
-/* Two neighbours in a pool that are both read serve together, the stream gated on
- * each; if it cannot be, both stay free. */
+/* Two neighbours in a pool that are both read serve together when the host has waited for both. */
 static void range_in_pool(esper_stream *both)
 {
   if (esper_pool_begin(core, 0, 8, 0, is_captured, both) != ESPER_OK)
@@ -213,7 +212,7 @@ static void pool_capture(esper_stream c, esper_stream d, bool known)
   sim_stream_wait_stream(s, 0, d.handle, 0, c.handle);
   void *x = get(3 * MIB, c), *y = get(3 * MIB, d), *z = get(200000, c), *v = get(100000, d);
   use(d, x, 0);
-  use(c, y, ESPER_USE_NO_GATE);
+  use(c, y, ESPER_USE_UNTIL_FREE);
   use_at_free(d, z);
   put(warm);
   put(x);
@@ -225,7 +224,7 @@ static void pool_capture(esper_stream c, esper_stream d, bool known)
   void *only = get(14 * MIB, c);
   use(d, only, 0);
   put(only);
-  put(get(14 * MIB, c)); /* an edge leads to d's read */
+  put(get(14 * MIB, c)); /* d still reads the last one */
   put(get((size_t)CAPACITY * MIB, c));
   sim_stream_wait_stream(s, 0, c.handle, 0, d.handle);
   put(v);
@@ -463,7 +462,7 @@ static void scenario(void)
   void *x = get(12 * MIB, r), *y = get(9 * MIB, r), *z = get(9 * MIB, r);
   void *u = get(5000, mortal), *v = get(700000, legacy), *f = get(MIB, far);
   use(a, x, 0);
-  use(b, x, ESPER_USE_NO_GATE);
+  use(b, x, ESPER_USE_UNTIL_FREE);
   use_event(a, y);
   use_at_free(b, y);
   use_at_free(far, z);
@@ -477,7 +476,7 @@ static void scenario(void)
   put(f);
   EXPECT(esper_core_is_valid(core));
 
-  /* Reuse: gates, growth up to the limit, loans, host waits. */
+  /* Reuse: growth up to the limit, loans, host waits. */
   void *w[8];
   for (int i = 0; i < 8; i++)
     w[i] = get((size_t)(8 + i) * MIB, i % 2 ? r : b);
@@ -495,29 +494,6 @@ static void scenario(void)
   put(get(60 * MIB, b));
   put(get((size_t)CAPACITY * 2 * MIB, b)); /* too much */
   EXPECT(esper_core_is_valid(core));
-
-  /* Gates: runs of neighbours of the own heap and of another, streams that
-   * nobody waits for, and the report. */
-  esper_gate_entry *gates;
-  size_t gate_count;
-  for (int other = 0; other < 2; other++) {
-    void *n[3] = {get(6 * MIB, r), get(6 * MIB, r), get(8 * MIB, r)};
-    void *rest = other ? get(40 * MIB, r) : NULL;
-    esper_stream_set_traits(core, b, ESPER_TRAIT_RENDEZVOUS);
-    for (int i = 0; i < 3; i++) {
-      use(i == 1 ? far : a, n[i], 0);
-      if (i == 2)
-        use(b, n[i], 0);
-      put(n[i]);
-    }
-    put(get(14 * MIB, other ? b : r));
-    esper_stream_set_traits(core, b, 0);
-    put(get(14 * MIB, other ? b : r));
-    if (esper_gates_copy(core, 0, &gates, &gate_count) == ESPER_OK)
-      free(gates);
-    put(rest);
-    EXPECT(esper_core_is_valid(core));
-  }
 
   behind_fences(r, a);
 
@@ -717,17 +693,18 @@ static bool is_plausible(sim_call call, esper_status status)
   case ESPER_CAPTURING:
     return call == SIM_CALL_device_synchronize || call == SIM_CALL_event_record_all ||
            call == SIM_CALL_event_query || call == SIM_CALL_stream_wait ||
-           call == SIM_CALL_event_record || call == SIM_CALL_event_synchronize;
-  case ESPER_NOT_READY: return call == SIM_CALL_event_query;
+           call == SIM_CALL_event_record || call == SIM_CALL_event_synchronize ||
+           call == SIM_CALL_event_wait;
+  case ESPER_NOT_READY: return call == SIM_CALL_event_query || call == SIM_CALL_event_wait;
   case ESPER_UNSUPPORTED:
     return call == SIM_CALL_event_record_all || call == SIM_CALL_stream_id ||
            call == SIM_CALL_page_granularity || call == SIM_CALL_range_reserve ||
            call == SIM_CALL_peer_check || call == SIM_CALL_page_export ||
-           call == SIM_CALL_page_import || call == SIM_CALL_capture_point ||
-           call == SIM_CALL_capture_depend || call == SIM_CALL_capture_before;
+           call == SIM_CALL_page_import || call == SIM_CALL_capture_tails ||
+           call == SIM_CALL_capture_before;
   case ESPER_INVALID:
-    return call == SIM_CALL_page_import || call == SIM_CALL_capture_point ||
-           call == SIM_CALL_capture_depend || call == SIM_CALL_capture_before;
+    return call == SIM_CALL_page_import || call == SIM_CALL_capture_tails ||
+           call == SIM_CALL_capture_before;
   default: return true;
   }
 }

@@ -1,6 +1,6 @@
 /* Seeded random programs over the simulated device, with its oracle on.
  *
- *   random_programs [--seed S] [--operations N] [--threads T] [--programs P]
+ * random_programs [--seed S] [--operations N] [--threads T] [--programs P]
  *
  * Each program draws a machine, a configuration, and then operations. It allocates memory, uses it
  * on its own and on other streams, marks it in every possible way and frees it. It destroys and
@@ -8,6 +8,9 @@
  * empties caches, changes limits and lets time pass. The programs are correct: kernels wait for the
  * data they read, and marks come after the last read. So whatever the oracle finds is a mistake of
  * the core.
+ *
+ * Some streams wait for others before those ask for memory, and are the first to use it: all that
+ * the others were given is behind them.
  *
  * Programs run one after another until N operations are done, each with the next seed. A failure
  * prints the seed of its program; --seed S --programs 1 runs only that one. With more than one
@@ -17,6 +20,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "core/base/clock.h"
 #include "esper_sleep.h"
 #include "world.h"
 
@@ -51,7 +55,6 @@ typedef struct block {
   int device;
   int owner;        /* place of its stream; -1: that is gone */
   uint64_t at_free; /* bit i: a use on stream i until the free, which may read on */
-  uint64_t gated;   /* those that streams may be gated on while memory can grow */
   bool after_all;   /* any stream of the device may read on */
   bool pinned;      /* read by the graph */
   bool captured;    /* handed out, or read, in a capture */
@@ -95,7 +98,7 @@ struct program {
   esper_core *core;
   esper_pool *pools[2];      /* of each device, for all threads and to the end */
   _Atomic uint64_t pool_ids; /* second halves */
-  bool captures, slow_time, faults, no_gate, mapped, classic_pools, tags;
+  bool captures, slow_time, faults, mapped, classic_pools, tags;
   size_t capacity, max_split;
   pthread_mutex_t shelf_lock; /* blocks that go from thread to thread */
   block shelf[16];
@@ -195,11 +198,6 @@ static int draw_stream(thread *t)
   return 1; /* never destroyed, nor captured */
 }
 
-static unsigned draw_flags(thread *t)
-{
-  return t->p->no_gate && chance(t, 6) ? ESPER_USE_NO_GATE : 0;
-}
-
 static bool is_usable(const stream *st)
 {
   return st->alive && !st->capturing && !st->stalled;
@@ -247,11 +245,11 @@ static bool read_elsewhere(thread *t, int on, const block *b)
 
 /* Before it gives up the core waits for the device and gives back all that is
  * wholly free, but what private pools keep. So if memory is there now, it was
- * there then. A use without gate may forbid the wait, and so may a capture. */
+ * there then. A capture may forbid the wait. */
 static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
 {
   program *p = t->p;
-  if (p->no_gate || p->faults || p->captures || p->threads > 1)
+  if (t->stalled >= 0 || p->faults || p->captures || p->threads > 1)
     return;
   esper_failure f;
   esper_snapshot snapshot;
@@ -268,10 +266,7 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
     fail("out of memory, with %zu bytes on the device for a segment of %zu", f.device_free,
          segment);
   must(esper_snapshot_take(p->core, f.device, &snapshot), "snapshot_take");
-  bool may_wait = true; /* not for a use of a stalled stream, which may be held since */
-  for (size_t i = 0; i < snapshot.use_count; i++)
-    may_wait = may_wait && !(snapshot.uses[i].kind & ESPER_ENTRY_NO_GATE);
-  for (size_t i = 0; may_wait && i < snapshot.segment_count; i++) {
+  for (size_t i = 0; i < snapshot.segment_count; i++) {
     const esper_segment_entry *g = &snapshot.segments[i];
     const esper_block_entry *b = &snapshot.blocks[g->first_block];
     /* With tags it may have to go back first, for which the host may have had to wait. */
@@ -293,7 +288,8 @@ static esper_status malloc_from(const thread *t, esper_pool *pool, size_t size, 
               : esper_malloc(t->p->core, size, es, ptr);
 }
 
-static void malloc_on(thread *t, int on)
+/* NULL: it got none. */
+static block *malloc_only(thread *t, int on)
 {
   program *p = t->p;
   esper_stream es = t->streams[on].es;
@@ -301,7 +297,7 @@ static void malloc_on(thread *t, int on)
   void *ptr = NULL;
   esper_status status;
   if (t->block_count == MOST_BLOCKS)
-    return;
+    return NULL;
   if (chance(t, 300))
     size = chance(t, 2) ? SIZE_MAX - draw64(t) % 4096 : 0;
   /* While somebody waits for us to go on, no malloc may need the host to wait
@@ -343,15 +339,15 @@ static void malloc_on(thread *t, int on)
      * program: who runs into that raises it, like a user. */
     if (failure.private_pools + failure.segment > failure.limit && failure.requested < SIZE_MAX / 4)
       MUST_AT_LAST(esper_set_memory_fraction(p->core, es.device, 1), "set_memory_fraction");
-    return;
+    return NULL;
   }
   if (p->faults && status != ESPER_OK)
-    return;
+    return NULL;
   must(status, "malloc");
   if (size == 0) {
     if (ptr)
       fail("zero bytes gave %p", ptr);
-    return;
+    return NULL;
   }
   esper_block_info info;
   must(esper_find_block(p->core, ptr, &info), "find_block");
@@ -367,7 +363,13 @@ static void malloc_on(thread *t, int on)
                .owner = on,
                .captured = t->streams[on].capturing,
                .capture = t->captures};
-  if (!chance(t, 4) && !t->streams[on].stalled)
+  return b;
+}
+
+static void malloc_on(thread *t, int on)
+{
+  const block *b = malloc_only(t, on);
+  if (b && !chance(t, 4) && !t->streams[on].stalled)
     kernel(t, on, b);
 }
 
@@ -460,8 +462,7 @@ static void do_record_use(thread *t)
   }
   if (!count && !chance(t, 16))
     return;
-  unsigned flags = draw_flags(t);
-  MUST_AT_LAST(esper_record_use(t->p->core, ptrs, count, t->streams[on].es, flags, &marked),
+  MUST_AT_LAST(esper_record_use(t->p->core, ptrs, count, t->streams[on].es, 0, &marked),
                "record_use");
   if (marked != count)
     fail("%zu of %zu marked", marked, count);
@@ -480,8 +481,7 @@ static void do_record_use_event(thread *t)
   size_t marked;
   void *event = sim_event_create(s, es.device);
   must(sim_event_record(s, es.device, event, es.handle), "sim_event_record");
-  MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, es.device, draw_flags(t),
-                                      &marked),
+  MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, es.device, &marked),
                "record_use_event");
   if (marked != 1)
     fail("a live block was not marked");
@@ -510,10 +510,9 @@ static void do_record_stream(thread *t)
     MUST_AT_LAST(use_until_free(t, b->ptr, t->streams[on].es), "record_stream or note_use");
   } else {
     const void *ptr = b->ptr;
-    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, t->streams[on].es,
-                                  ESPER_USE_UNTIL_FREE | draw_flags(t), NULL),
+    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, t->streams[on].es, ESPER_USE_UNTIL_FREE,
+                                  NULL),
                  "record_use");
-    b->gated |= (uint64_t)1 << on;
   }
   b->at_free |= (uint64_t)1 << on;
   if (chance(t, 2))
@@ -529,6 +528,57 @@ static void do_read_on(thread *t)
   for (int i = 0; i < t->stream_count; i++)
     if (b->after_all ? t->streams[i].es.device == b->device : (int)(b->at_free >> i & 1))
       read_elsewhere(t, i, b);
+}
+
+/* Whoever comes after all that the owner was given uses its new memory first, and says so. The
+ * owner gets no work until then. */
+static void use_first(thread *t, block *b, int user)
+{
+  const void *ptr = b->ptr;
+  esper_stream es = t->streams[user].es;
+  kernel(t, user, b);
+  switch (draw(t, 4)) {
+  case 0: MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, es, 0, NULL), "record_use"); break;
+  case 1:
+    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, es, ESPER_USE_UNTIL_FREE, NULL),
+                 "record_use");
+    b->at_free |= (uint64_t)1 << user;
+    break;
+  case 2:
+    MUST_AT_LAST(use_until_free(t, ptr, es), "record_stream or note_use");
+    b->at_free |= (uint64_t)1 << user;
+    break;
+  default: order(t, b->owner, user);
+  }
+}
+
+/* The user waits for the owner, or for one of its followers, or the host does; or the user will
+ * wait for an event. */
+static void do_wait_first(thread *t)
+{
+  sim *s = t->p->s;
+  int owner = draw_stream(t), user = draw_stream(t), between = draw_stream(t);
+  const stream *o = &t->streams[owner], *u = &t->streams[user];
+  if (t->stalled >= 0 || owner == user || !is_usable(o) || !is_usable(u))
+    return;
+  void *event = chance(t, 4) ? sim_event_create(s, o->es.device) : NULL;
+  if (event)
+    must(sim_event_record(s, o->es.device, event, o->es.handle), "sim_event_record");
+  else if (chance(t, 8))
+    sim_stream_synchronize(s, o->es.device, o->es.handle);
+  else if (!chance(t, 4) || !order(t, between, owner) || !order(t, user, between))
+    order(t, user, owner);
+  for (int i = 1 + draw(t, 4); i > 0; i--) {
+    block *b = malloc_only(t, owner);
+    if (event)
+      must(sim_stream_wait(s, u->es.device, u->es.handle, event), "sim_stream_wait");
+    if (b)
+      use_first(t, b, user);
+    if (b && chance(t, 2))
+      free_at(t, (int)(b - t->blocks));
+  }
+  if (event)
+    sim_event_destroy(s, o->es.device, event);
 }
 
 /* No mark at all: the owner waits for the reader, as programs did before. */
@@ -559,7 +609,6 @@ static void forget_stream(thread *t, int gone)
     if (b->owner == gone)
       b->owner = -1;
     b->at_free &= ~((uint64_t)1 << gone);
-    b->gated &= ~((uint64_t)1 << gone);
   }
 }
 
@@ -659,6 +708,17 @@ static block *draw_captured(thread *t, int a, int b)
   return NULL;
 }
 
+static void mark_inside(thread *t, const void *ptr, esper_stream reader)
+{
+  size_t marked;
+  if (chance(t, 2))
+    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, reader,
+                                  chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u, &marked),
+                 "record_use");
+  else
+    MUST_AT_LAST(use_until_free(t, ptr, reader), "record_stream or note_use");
+}
+
 /* Inside the capture a stream reads what another one owns, and says so; or the
  * owner waits for it. */
 static void read_inside(thread *t, int a, int b)
@@ -669,46 +729,66 @@ static void read_inside(thread *t, int a, int b)
     return;
   int on = c->owner == a ? b : a;
   esper_stream reader = t->streams[on].es, owner = t->streams[c->owner].es;
-  const void *ptr = c->ptr;
-  size_t marked;
   sim_stream_wait_stream(s, reader.device, reader.handle, owner.device, owner.handle);
   kernel(t, on, c);
-  switch (draw(t, 3)) {
-  case 0:
-    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, reader,
-                                  draw_flags(t) | (chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u),
-                                  &marked),
-                 "record_use");
-    break;
-  case 1: MUST_AT_LAST(use_until_free(t, ptr, reader), "record_stream or note_use"); break;
-  default: sim_stream_wait_stream(s, owner.device, owner.handle, reader.device, reader.handle);
-  }
+  if (chance(t, 3))
+    sim_stream_wait_stream(s, owner.device, owner.handle, reader.device, reader.handle);
+  else
+    mark_inside(t, c->ptr, reader);
   if (chance(t, 2))
     free_at(t, (int)(c - t->blocks));
 }
 
+static bool can_join(const thread *t, int i)
+{
+  const stream *o = &t->streams[i], *st = &t->streams[t->capturing];
+  return is_usable(o) && i != 1 && !o->special && o->es.device == st->es.device &&
+         (t->p->threads == 1 || !(o->es.flags & ESPER_STREAM_IMMORTAL));
+}
+
+/* Of the streams in the capture one that is not `on`, but comes after all its nodes. */
+static int follower_inside(thread *t, int on, const int *inside, int count)
+{
+  int user = inside[draw(t, count)];
+  esper_stream first = t->streams[user].es, es = t->streams[on].es;
+  if (user != on)
+    sim_stream_wait_stream(t->p->s, first.device, first.handle, es.device, es.handle);
+  return user;
+}
+
 /* A second stream joins, works on memory of its own and of the first, and comes
- * back. */
+ * back. A third one may use it first. */
 static void fork_and_join(thread *t)
 {
   sim *s = t->p->s;
   stream *st = &t->streams[t->capturing];
   int other = draw_stream(t);
   stream *o = &t->streams[other];
-  if (!is_usable(o) || other == 1 || o->special || o->es.device != st->es.device ||
-      (t->p->threads > 1 && o->es.flags & ESPER_STREAM_IMMORTAL))
+  if (!can_join(t, other))
     return;
   sim_stream_wait_stream(s, o->es.device, o->es.handle, st->es.device, st->es.handle);
   o->capturing = true;
-  for (int i = 0; i < 12 && t->block_count < MOST_BLOCKS; i++) {
+  int inside[3] = {t->capturing, other, draw_stream(t)}, count = 2;
+  stream *third = &t->streams[inside[2]];
+  if (can_join(t, inside[2])) {
+    sim_stream_wait_stream(s, third->es.device, third->es.handle, o->es.device, o->es.handle);
+    third->capturing = true;
+    count++;
+  }
+  /* What is freed then fits what comes next. */
+  size_t same = chance(t, 2) ? draw_size(t) : 0;
+  for (int i = same ? 64 : 12; i > 0 && t->block_count < MOST_BLOCKS; i--) {
     void *ptr;
     if (chance(t, 3)) {
       read_inside(t, other, t->capturing);
       continue;
     }
-    int on = chance(t, 2) ? other : t->capturing;
+    int on = chance(t, 2) ? other : t->capturing, user = on;
     esper_stream es = t->streams[on].es;
-    if (esper_malloc(t->p->core, 1 + draw64(t) % (64 << 10), es, &ptr))
+    if (chance(t, 2))
+      user = follower_inside(t, on, inside, count);
+    size_t size = same ? same : 1 + draw64(t) % (64 << 10);
+    if (esper_malloc(t->p->core, size, es, &ptr))
       continue;
     esper_block_info info;
     must(esper_find_block(t->p->core, ptr, &info), "find_block");
@@ -719,7 +799,9 @@ static void fork_and_join(thread *t)
                                           .owner = on,
                                           .captured = true,
                                           .capture = t->captures};
-    kernel(t, on, &t->blocks[t->block_count - 1]);
+    kernel(t, user, &t->blocks[t->block_count - 1]);
+    if (user != on)
+      mark_inside(t, ptr, t->streams[user].es);
     if (chance(t, 2))
       free_at(t, t->block_count - 1);
   }
@@ -730,11 +812,15 @@ static void fork_and_join(thread *t)
     const block *b = draw_block(t);
     const void *ptr = b ? b->ptr : NULL;
     if (b && !b->captured)
-      MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, o->es.device, 0, NULL),
+      MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, o->es.device, NULL),
                    "record_use_event");
     sim_event_destroy(s, o->es.device, event);
   }
   sim_stream_wait_stream(s, st->es.device, st->es.handle, o->es.device, o->es.handle);
+  if (count == 3) {
+    sim_stream_wait_stream(s, st->es.device, st->es.handle, third->es.device, third->es.handle);
+    third->joined = true;
+  }
   /* Work it got from now on would not be joined. */
   o->joined = true;
   for (int i = 0; i < t->block_count; i++)
@@ -819,7 +905,7 @@ static void do_fault(thread *t)
       SIM_CALL_event_create,      SIM_CALL_memory_alloc,   SIM_CALL_memory_free,
       SIM_CALL_stream_id,         SIM_CALL_stream_capture, SIM_CALL_memory_info,
       SIM_CALL_event_synchronize, SIM_CALL_stream_create,  SIM_CALL_device_synchronize,
-      SIM_CALL_event_record_all,  SIM_CALL_capture_point,  SIM_CALL_capture_depend,
+      SIM_CALL_event_record_all,  SIM_CALL_capture_tails,  SIM_CALL_event_wait,
       SIM_CALL_capture_before,    SIM_CALL_page_create,    SIM_CALL_page_map,
       SIM_CALL_page_unmap,        SIM_CALL_page_release,   SIM_CALL_range_reserve,
       SIM_CALL_range_free,        SIM_CALL_page_access,    SIM_CALL_peer_check,
@@ -844,9 +930,9 @@ static void no_more_faults(program *p)
 
 /* ---- work that waits for what is not yet enqueued ------------------------ */
 
-/* A stream spins until another one raises a flag. What it reads is marked
- * without gate, or by record_stream, and dropped; then the other stream wants
- * memory. Making it wait for the reader would hang the program. */
+/* A stream spins until another one raises a flag. What it reads is marked, and dropped; then the
+ * other stream wants memory. Making it wait for the reader would hang the program, and so would a
+ * host that waits for ever. */
 static void do_stall(thread *t)
 {
   sim *s = t->p->s;
@@ -873,14 +959,6 @@ static void do_stall(thread *t)
     sim_set_capacity(s, d, (size_t)1 << 40);
     MUST_AT_LAST(esper_set_memory_fraction(t->p->core, d, 1), "set_memory_fraction");
   }
-  /* The stream's trait says it for all marks, or each mark for itself. Earlier marks until the free
-   * said nothing. */
-  bool rendezvous = chance(t, 3);
-  for (int k = 0; k < t->block_count; k++)
-    rendezvous |= t->blocks[k].gated >> on & 1;
-  if (rendezvous)
-    MUST_AT_LAST(esper_stream_set_traits(t->p->core, st->es, ESPER_TRAIT_RENDEZVOUS),
-                 "stream_set_traits");
   sim_wait_flag(s, st->es.device, st->es.handle, 0);
   st->stalled = true;
   t->stalled = on;
@@ -893,9 +971,7 @@ static void do_stall(thread *t)
       MUST_AT_LAST(esper_record_stream(t->p->core, ptrs[i], st->es), "record_stream");
     else
       MUST_AT_LAST(esper_record_use(t->p->core, &ptrs[i], 1, st->es,
-                                    (rendezvous ? 0u : ESPER_USE_NO_GATE) |
-                                        (chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u),
-                                    NULL),
+                                    chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u, NULL),
                    "record_use");
   }
   for (int i = 0; i < count; i++)
@@ -916,8 +992,6 @@ static void do_stall(thread *t)
          "which waits for work not yet enqueued",
          by, on);
   sim_lower_flag_now(s, 0);
-  if (rendezvous)
-    MUST_AT_LAST(esper_stream_set_traits(t->p->core, st->es, 0), "stream_set_traits");
   st->stalled = false;
   t->stalled = -1;
   for (int d = 0; d < t->p->devices; d++)
@@ -971,14 +1045,7 @@ static void do_limits(thread *t)
                  "set_memory_fraction");
     break;
   case 3: MUST_AT_LAST(esper_reset_peak_stats(p->core, device), "reset_peak_stats"); break;
-  case 4:
-    /* Like a use without gate it can make malloc give up early. */
-    if (p->no_gate)
-      MUST_AT_LAST(esper_stream_set_traits(p->core, t->streams[draw_stream(t)].es,
-                                           chance(t, 3) ? ESPER_TRAIT_RENDEZVOUS : 0),
-                   "stream_set_traits");
-    esper_trace_watch(p->core, chance(t, 2) ? hear_nothing : NULL, NULL);
-    break;
+  case 4: esper_trace_watch(p->core, chance(t, 2) ? hear_nothing : NULL, NULL); break;
   case 5: replace_own_pool(t, device); break;
   default:
     if (t->capturing < 0)
@@ -990,6 +1057,8 @@ static void do_time(thread *t)
 {
   if (!t->p->slow_time || chance(t, 20))
     sim_run_seeded(t->p->s, draw64(t), (size_t)draw(t, 64));
+  if (chance(t, 16))
+    clock_skip((uint64_t)draw(t, 100) * 1000000u); /* streams are waited for again */
   if (chance(t, 16))
     esper_retire(t->p->core, draw(t, t->p->devices));
   int on = draw_stream(t);
@@ -1029,7 +1098,7 @@ static void do_share(thread *t)
   esper_page_name *pages;
   size_t count;
   void *address, *base;
-  if (!p->mapped || p->captures || (p->threads == 1 && !p->faults && !p->no_gate))
+  if (!p->mapped || p->captures || (p->threads == 1 && !p->faults))
     return;
   if (chance(t, 3))
     esper_unshare(p->core);
@@ -1157,7 +1226,7 @@ static void do_sleep(thread *t)
   sim_allow_loss(p->s, 0);
   if (status == ESPER_OK)
     do_asleep(t, tag);
-  else if (!p->faults && status != ESPER_NOT_READY) /* uses without gate may be left of a stall */
+  else if (!p->faults)
     must(status, "sleep");
   if (chance(t, 4)) /* a second one changes nothing */
     (void)esper_sleep(p->core, -1, name ? &name : NULL, name ? 1 : 0, ESPER_KEEP_HOST, NULL);
@@ -1186,6 +1255,11 @@ static void operation(thread *t)
   if (t->ran_out_on >= 0 && chance(t, 2))
     replace_own_pool(t, t->ran_out_on);
   t->ran_out_on = -1;
+  if (chance(t, 8)) {
+    do_wait_first(t);
+    t->done++;
+    return;
+  }
   /* Programs breathe: they grow for a while, then shrink. */
   int mallocs = (t->done / 512) % 2 ? 22 : 32;
   if (kind < mallocs)
@@ -1360,7 +1434,6 @@ static uint64_t run_program(uint64_t seed, int threads)
   p.devices = 1 + chance(&maker, 3);
   p.captures = chance(&maker, 3);
   p.faults = chance(&maker, 3);
-  p.no_gate = !chance(&maker, 3);
   static const size_t CAPACITIES[] = {40 * MIB, 100 * MIB, 400 * MIB, 8192 * MIB};
   p.capacity = CAPACITIES[draw(&maker, 4)];
   static const sim_completion COMPLETIONS[] = {SIM_SEEDED, SIM_SEEDED, SIM_WHEN_TOLD, SIM_AT_ONCE};
@@ -1378,8 +1451,9 @@ static uint64_t run_program(uint64_t seed, int threads)
     must(esper_tag_pop(), "tag_pop");
   }
   p.slow_time = chance(&maker, 3);
+  static const size_t ALLOWANCES[] = {0, 1, 8 * MIB, 32 * MIB, ESPER_ALLOWANCE_OFF};
   esper_config config = {
-      .reuse_order = (esper_reuse_order)draw(&maker, 3),
+      .allowance = ALLOWANCES[draw(&maker, 5)],
       .max_split_size = chance(&maker, 4) ? 20 * MIB : 0,
       .segments = chance(&maker, 4) ? ESPER_SEGMENTS_AUTO : ESPER_SEGMENTS_MAPPED,
   };

@@ -52,8 +52,8 @@ TEST(a_capture_gets_from_its_pool_only_what_has_completed)
   end();
 }
 
-/* However many blocks owe how many uses: each of the two streams is waited for once. That
- * what is done its events say, if they are asked. */
+/* However many blocks owe how many uses: each of the two streams is waited for once. If all is
+ * done, one event says so. */
 static void begin_behind_many(bool done)
 {
   enum { MANY = 64 };
@@ -70,9 +70,9 @@ static void begin_behind_many(bool done)
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   if (done)
     sim_device_synchronize(w.s, 0);
-  uint64_t before = sim_calls(w.s, SIM_CALL_event_synchronize);
+  uint64_t before = sim_calls(w.s, SIM_CALL_event_wait);
   capture_begin(ID);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), before + (done ? 0 : 2));
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_wait), before + (done ? 1 : 2));
   CHECK(world_malloc(&w, 4 * KIB, r) != NULL);
   sim_graph *graph = capture_end(ID);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
@@ -84,36 +84,6 @@ TEST(a_begin_waits_once_for_each_stream)
 {
   begin_behind_many(false);
   begin_behind_many(true);
-}
-
-/* What may not be waited for is done when the host has waited for what comes after it. */
-static void begin_behind_rendezvous(unsigned traits, unsigned flags)
-{
-  begin();
-  CHECK_OK(esper_stream_set_traits(w.core, s, traits));
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
-  world_kernel(&w, r, x);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, flags);
-  world_wait(&w, r, s);
-  world_kernel(&w, r, y);
-  world_free(&w, x);
-  world_free(&w, y);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  capture_begin(ID);
-  CHECK(world_malloc(&w, 12 * MIB, r) == x);
-  CHECK(world_malloc(&w, 14 * MIB, r) == y);
-  sim_graph *graph = capture_end(ID);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  drop(graph, ID);
-  end();
-}
-
-TEST(what_is_over_after_the_waits_is_not_passed_over)
-{
-  begin_behind_rendezvous(0, ESPER_USE_NO_GATE);
-  begin_behind_rendezvous(ESPER_TRAIT_RENDEZVOUS, 0);
 }
 
 /* s is being captured, so no event says when it is done with what it freed; when its use
@@ -191,7 +161,7 @@ TEST(memory_stays_withheld_when_only_its_uses_have_completed)
 }
 
 /* What s waits for is enqueued when the pool has been begun. */
-TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun)
+TEST(nobody_waits_for_ever_when_a_pool_is_begun)
 {
   begin();
   capture_begin(ID);
@@ -204,7 +174,6 @@ TEST(nobody_waits_for_rendezvous_work_when_a_pool_is_begun)
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   world_kernel(&w, r, p);
-  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
   sim_wait_flag(w.s, 0, s.handle, 0);
   world_read_on(&w, s, p, r);
   world_use(&w, p, s, 0);
@@ -330,7 +299,7 @@ TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
   void *x = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, x);
   world_read_on(&w, s, x, r);
-  world_use(&w, x, s, ESPER_USE_NO_GATE);
+  world_use(&w, x, s, 0);
   world_free(&w, x);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);

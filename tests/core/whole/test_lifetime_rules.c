@@ -11,19 +11,18 @@
 #include "world.h"
 
 static world w;
-/* Streams by role: r owns and wants memory, s and t read, o is another one; f and g read, too, and
- * are of another device. */
-static esper_stream r, s, t, o, f, g;
+/* Streams by role: r owns and wants memory, s and t read, o is another one. */
+static esper_stream r, s, t, o;
 
 enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
 
 /* A device that holds `mib`, so that the next malloc must reuse. */
-static void begin_with(size_t mib, esper_reuse_order order)
+static void begin_with(size_t mib, size_t allowance)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
-  esper_config config = {.reuse_order = order};
+  esper_config config = {.allowance = allowance};
   world_begin_with(&w, &options, &config);
   r = w.stream[0];
   s = w.stream[1];
@@ -33,22 +32,7 @@ static void begin_with(size_t mib, esper_reuse_order order)
 
 static void begin(size_t mib)
 {
-  begin_with(mib, ESPER_REUSE_GATE);
-}
-
-/* With readers on another device. Events for all streams of this one do not cover them. */
-static void begin_far(size_t mib)
-{
-  sim_options options = {.devices = 2,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = mib * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  t = w.stream[2];
-  o = w.stream[3];
-  f = world_stream(&w, 1);
-  g = world_stream(&w, 1);
+  begin_with(mib, ESPER_ALLOWANCE_OFF);
 }
 
 /* What all streams of the first device did so far has completed, and the core knows. */
@@ -102,7 +86,7 @@ static void record_something(esper_stream stream, esper_stream other)
   world_free(&w, p);
 }
 
-/* ---- 1, 2: numbers and vector clocks -------------------------------------- */
+/* ---- 1, 2: numbers, and no waits ------------------------------------------ */
 
 static atomic_int others_event_recorded;
 static pthread_t slow_thread;
@@ -123,7 +107,7 @@ static void use_until(void *p, esper_stream reader)
   void *event = sim_event_create(w.s, 0);
   const void *ptr = p;
   CHECK_OK(sim_event_record(w.s, 0, event, reader.handle));
-  CHECK_OK(esper_record_use_event(w.core, &ptr, 1, event, 0, 0, NULL));
+  CHECK_OK(esper_record_use_event(w.core, &ptr, 1, event, 0, NULL));
   sim_event_destroy(w.s, 0, event);
 }
 
@@ -135,15 +119,16 @@ static void *mark_slowly(void *p)
   return NULL;
 }
 
-/* Uses that come as an event share a stream of the core's. If the slow thread
- * had number 1 but waited for its event after number 2 was recorded, a wait
- * for 2 would be taken to cover 1. */
+/* Uses that come as an event share a stream of the core's. If the slow thread had number 1 but
+ * waited for its event after number 2 was recorded, the end of 2 would be taken for that of 1. */
 TEST(numbers_follow_the_drivers_order)
 {
-  begin(X + Y + 2);
+  begin(64);
   void *x = block(X, r), *y = block(Y, r), *z = world_malloc(&w, 512, r);
   use_until(z, t); /* makes the shared stream */
-  world_read_on(&w, s, x, r);
+  world_wait(&w, s, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
   world_read_on(&w, t, y, r);
   pthread_t thread;
   atomic_store(&others_event_recorded, 0);
@@ -155,39 +140,24 @@ TEST(numbers_follow_the_drivers_order)
   pthread_join(thread, NULL);
   sim_before_call(w.s, SIM_CALL_stream_wait, NULL, NULL);
   world_free(&w, x);
-  world_free(&w, y);
-  world_malloc(&w, Y * MIB, r);
-  world_malloc(&w, X * MIB, r);
+  sim_run_all(w.s); /* all but s */
+  esper_retire(w.core, 0);
+  CHECK(block(X, r) != x);
+  sim_raise_flag_now(w.s, 0);
   end();
 }
 
-TEST(a_wait_that_was_refused_orders_nothing)
+/* By the program's lights comm may use what r gets: it comes after all that r was given. */
+TEST(no_stream_is_made_to_wait_for_what_memory_owes)
 {
-  begin(2 * X);
+  begin(X);
   void *x = block(X, r);
   read_and_mark(x, r, s);
   world_free(&w, x);
-  sim_fail_call(w.s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
-  CHECK(world_malloc(&w, X * MIB, r) != x); /* refused, so memory grows */
-  CHECK_EQ(sim_faults(w.s), 1);
-  CHECK(block(X, r) == x); /* r waits for s now */
-  end();
-}
-
-/* s waits for t after the record that r then waits for. */
-TEST(waiting_for_a_stream_is_not_waiting_for_what_it_waits_for_later)
-{
-  begin(X + Y + Z);
-  void *x = block(X, r), *y = block(Y, r), *z = block(Z, s);
-  read_and_mark(x, r, s);
-  read_and_mark(y, r, t);
-  read_and_mark(z, s, t);
-  world_free(&w, z);
-  CHECK(world_malloc(&w, Z * MIB, s) == z); /* s waits for t */
-  world_free(&w, x);
-  world_free(&w, y);
-  CHECK(world_malloc(&w, X * MIB, r) == x); /* r waits for s, as of before */
-  CHECK(world_malloc(&w, Y * MIB, r) == y); /* r must wait for t */
+  esper_stream comm = t;
+  world_wait(&w, comm, r);
+  void *y = world_malloc(&w, X * MIB, r);
+  world_kernel(&w, comm, y);
   end();
 }
 
@@ -237,60 +207,6 @@ TEST(what_is_still_read_is_not_handed_out_without_the_lock)
   end();
 }
 
-/* r takes a part of a block that f still reads; a third stream takes the rest.
- * That owner order has completed shows only what the uses are worth. */
-TEST(the_rest_of_a_block_owes_what_the_block_owed)
-{
-  begin_far(40);
-  void *x = block(40, r);
-  read_and_mark(x, r, f);
-  world_free(&w, x);
-  complete_here();
-  CHECK(world_malloc(&w, 16 * MIB, r) == x);
-  CHECK(world_malloc(&w, 20 * MIB, t) == (char *)x + 16 * MIB);
-  end();
-}
-
-/* r takes two neighbours and a part of a third, which f still reads; another
- * stream takes the rest. */
-TEST(the_rest_of_a_run_owes_what_its_block_owed)
-{
-  begin_far(20);
-  void *a = block(6, r), *b = block(6, r), *c = block(8, r);
-  CHECK((char *)c == (char *)a + 12 * MIB);
-  read_and_mark(a, r, f);
-  read_and_mark(b, r, g);
-  read_and_mark(c, r, f);
-  world_free(&w, a);
-  world_free(&w, b);
-  world_free(&w, c);
-  complete_here(); /* f and g still read */
-  CHECK(world_malloc(&w, 16 * MIB, r) == a);
-  CHECK(world_malloc(&w, 4 * MIB, t) == (char *)a + 16 * MIB);
-  end();
-}
-
-/* Two neighbours, each read by another stream, that r was made to wait for. */
-TEST(a_merged_block_owes_what_both_owed)
-{
-  begin_far(20 + X + Y);
-  void *a = block(9, r), *b = block(9, r), *x = block(X, r), *y = block(Y, r);
-  CHECK((char *)b == (char *)a + 9 * MIB);
-  read_and_mark(a, r, f);
-  read_and_mark(b, r, g);
-  read_and_mark(x, r, f);
-  read_and_mark(y, r, g);
-  world_free(&w, a);
-  world_free(&w, b);
-  world_free(&w, x);
-  world_free(&w, y);
-  complete_here(); /* f and g still read */
-  CHECK(world_malloc(&w, X * MIB, r) == x);
-  CHECK(world_malloc(&w, Y * MIB, r) == y);
-  CHECK(world_malloc(&w, 18 * MIB, o) == a);
-  end();
-}
-
 TEST(a_merged_block_has_the_later_stamp)
 {
   begin(20 + 2);
@@ -317,7 +233,7 @@ TEST(the_borrower_of_a_block_is_a_use_when_it_frees_it)
   end();
 }
 
-TEST(another_stream_gets_only_what_has_completed_or_is_gated)
+TEST(another_stream_gets_only_what_has_completed)
 {
   begin(X);
   void *x = block(X, r);
@@ -488,8 +404,8 @@ static void check_lasts_until_free(bool marked_again)
     read_and_mark(x, r, s);
   world_read_on(&w, s, x, r);
   world_free(&w, x);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, (X + .5) / 64));
   CHECK(block(X, r) == x);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 1);
   end();
 }
 
@@ -680,11 +596,11 @@ TEST(a_capture_that_begins_while_the_host_waits_goes_on)
   world_free(&w, x);
   world_free(&w, y);
   sim_fail_calls_from(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
-  sim_before_call(w.s, SIM_CALL_event_synchronize, begin_capture_at_second, &waits);
+  sim_before_call(w.s, SIM_CALL_event_wait, begin_capture_at_second, &waits);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* in another thread than the capture's */
   CHECK(waits >= 2 && sim_capture_is_valid(w.s, 0, s.handle));
   CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
-  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
+  sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
   sim_fail_call(w.s, SIM_CALL_event_record_all, 0, ESPER_OK);
   sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
   CHECK(graph);
@@ -789,6 +705,30 @@ TEST(memory_that_a_graph_may_touch_is_not_given_back)
   end();
 }
 
+/* The graph is replayed on r, in no order with t, which allocates from the pool outside
+ * captures. */
+TEST(memory_that_a_graph_may_touch_is_lent_to_no_other_stream)
+{
+  begin(64);
+  pool_begin();
+  sim_capture_begin(w.s, 0, r.handle);
+  world_free(&w, block(X, r));
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  pool_end();
+  pool_begin();
+  void *y = world_malloc(&w, X * MIB, t);
+  world_kernel(&w, t, y);
+  sim_graph_launch(w.s, graph, 0, r.handle);
+  world_kernel(&w, t, y);
+  pool_end();
+  sim_graph_destroy(w.s, graph);
+  world_free(&w, y);
+  pool_release();
+  pool_release();
+  end();
+}
+
 /* s reads what was one block; the checkpoint cuts it, and both parts are read. */
 TEST(putting_a_checkpoint_back_clears_nothing)
 {
@@ -824,7 +764,36 @@ TEST(putting_a_checkpoint_back_clears_nothing)
   }
 }
 
-/* s may still read x when r's next node runs, but for an edge. */
+/* Two blocks, each read by another stream; the checkpoint makes them one again. */
+TEST(a_merged_block_owes_what_both_owed)
+{
+  esper_pool *pool;
+  esper_checkpoint *checkpoint;
+  esper_checkpoint_delta delta;
+  void *p[2], *whole;
+  begin(20);
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &whole));
+  CHECK_OK(esper_checkpoint_take(w.core, 0, 7, 0, &checkpoint));
+  CHECK_OK(esper_free(w.core, whole));
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(esper_malloc_from(w.core, pool, 10 * MIB - MIB / 2, r, &p[i]));
+    sim_owner_begin(w.s, p[i], world_size(&w, p[i]), 0, r.handle);
+    world_kernel(&w, r, p[i]);
+    read_and_mark(p[i], r, i ? t : s);
+    world_free(&w, p[i]);
+  }
+  CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));
+  CHECK_EQ(delta.live_count, 1);
+  CHECK_OK(esper_free(w.core, whole));
+  CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &whole));
+  sim_owner_begin(w.s, whole, 20 * MIB, 0, r.handle);
+  free(delta.freed);
+  esper_checkpoint_free(checkpoint);
+  end();
+}
+
+/* s may still read x when r's next node runs, as long as r has not waited for it. */
 TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before)
 {
   begin(64);
@@ -832,8 +801,9 @@ TEST(inside_a_capture_a_use_holds_until_its_nodes_come_before)
   void *x = block(X, r);
   read_and_mark(x, r, s);
   world_free(&w, x);
-  CHECK(block(X, r) == x);
+  CHECK(block(X, r) != x);
   world_wait(&w, r, s);
+  CHECK(block(X, r) == x);
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   CHECK(graph);
   sim_graph_destroy(w.s, graph);
@@ -970,162 +940,40 @@ TEST(a_stream_that_has_ended_keeps_what_it_is_owed)
   end();
 }
 
-/* ---- 10: what a gate may not do -------------------------------------------- */
+/* ---- 10: waits of the host -------------------------------------------------- */
 
-/* s waits for a flag that r raises after its next malloc: with r waiting for
- * s, both wait for ever. */
-typedef enum { BY_MARK, BY_MARK_UNTIL_FREE, BY_RECORD_STREAM } marked_t;
-
-static void mark_by(marked_t how, void *x, unsigned flags)
+/* s waits for a flag that r raises after its next malloc, for which an allowance of nothing makes
+ * the host wait. */
+static void check_hold_back(bool by_record_stream)
 {
-  if (how == BY_RECORD_STREAM)
-    world_record_stream(&w, x, s);
-  else
-    world_use(&w, x, s, flags | (how == BY_MARK ? 0u : ESPER_USE_UNTIL_FREE));
-}
-
-static void check_no_gate(esper_reuse_order order, marked_t how)
-{
-  begin_with(64, order);
+  begin_with(64, 1);
   void *x = block(X, r);
   world_wait(&w, s, r);
   sim_wait_flag(w.s, 0, s.handle, 0);
   sim_kernel(w.s, 0, s.handle, x, X * MIB, SIM_READ);
-  mark_by(how, x, ESPER_USE_NO_GATE);
-  world_free(&w, x);
-  void *y = block(X, r);
-  CHECK(y != x);
-  sim_raise_flag(w.s, 0, r.handle, 0);
-  sim_run_all(w.s);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  CHECK(world_malloc(&w, X * MIB, r) == x); /* now it has completed */
-  end();
-}
-
-TEST(a_use_marked_without_gate_is_not_gated_on)
-{
-  for (marked_t how = BY_MARK; how <= BY_MARK_UNTIL_FREE; how++) {
-    check_no_gate(ESPER_REUSE_GATE, how);
-    check_no_gate(ESPER_REUSE_GROW, how);
-    check_no_gate(ESPER_REUSE_AUTO, how);
+  void *more[2] = {block(X, r), block(X, r)};
+  for (int i = 0; i < 3; i++) {
+    void *p = i ? more[i - 1] : x;
+    if (by_record_stream)
+      world_record_stream(&w, p, s);
+    else
+      world_use(&w, p, s, 0);
+    world_free(&w, p);
   }
-}
-
-TEST(record_stream_is_not_gated_on_while_memory_can_grow)
-{
-  check_no_gate(ESPER_REUSE_GATE, BY_RECORD_STREAM);
-  check_no_gate(ESPER_REUSE_GROW, BY_RECORD_STREAM);
-  check_no_gate(ESPER_REUSE_AUTO, BY_RECORD_STREAM);
-}
-
-/* Work that its own stream orders has no mark, and may be of any kind. */
-static void check_no_owner_gate(esper_reuse_order order)
-{
-  begin_with(64, order);
-  void *x = world_malloc(&w, X * MIB, s);
-  sim_wait_flag(w.s, 0, s.handle, 0);
-  world_kernel(&w, s, x);
-  world_free(&w, x);
-  CHECK(world_malloc(&w, X * MIB, r) != x);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
+  CHECK(block(X, r) != x);
+  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 1);
+  CHECK(block(X, r) != x); /* nobody waits again so soon */
+  CHECK_EQ(world_counters(&w, 0).held_back, 1);
   sim_raise_flag(w.s, 0, r.handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
   end();
 }
 
-TEST(foreign_owner_order_is_not_gated_on_while_memory_can_grow)
+TEST(a_wait_for_work_that_waits_for_this_host_ends)
 {
-  check_no_owner_gate(ESPER_REUSE_GATE);
-  check_no_owner_gate(ESPER_REUSE_GROW);
-  check_no_owner_gate(ESPER_REUSE_AUTO);
-}
-
-/* A stream whose work waits for what r enqueues after its next malloc. */
-static void spin(esper_stream stream, const void *ptr)
-{
-  world_wait(&w, stream, r);
-  sim_wait_flag(w.s, 0, stream.handle, 0);
-  sim_kernel(w.s, 0, stream.handle, ptr, world_size(&w, ptr), SIM_READ);
-}
-
-/* The program goes on, whatever malloc said. */
-static void raise_and_finish(void)
-{
-  sim_raise_flag(w.s, 0, r.handle, 0);
-  sim_run_all(w.s);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-}
-
-/* Whether memory can grow or not, and however the use was marked. */
-static void check_rendezvous(size_t mib, marked_t how)
-{
-  begin(mib);
-  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
-  void *x = block(X, r), *y = NULL;
-  spin(s, x);
-  mark_by(how, x, 0);
-  world_free(&w, x);
-  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), mib < 2 * X ? ESPER_OUT_OF_MEMORY : ESPER_OK);
-  CHECK(y != x);
-  raise_and_finish();
-  void *again = world_malloc(&w, X * MIB, r); /* now it has completed */
-  CHECK(again == x);
-  CHECK_EQ(world_counters(&w, 0).gates_issued, 0);
-  world_free(&w, again);
-  if (y)
-    CHECK_OK(esper_free(w.core, y));
-  end();
-}
-
-TEST(nobody_waits_for_a_use_on_a_rendezvous_stream)
-{
-  for (marked_t how = BY_MARK; how <= BY_RECORD_STREAM; how++) {
-    check_rendezvous(64, how);
-    check_rendezvous(X, how);
-  }
-}
-
-/* Nor for what such a stream freed itself, nor by an event of all streams. */
-TEST(nobody_waits_for_the_owner_order_of_a_rendezvous_stream)
-{
-  begin(X + 2);
-  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
-  void *x = world_malloc(&w, X * MIB, s), *y;
-  spin(s, x);
-  world_free(&w, x);
-  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
-  raise_and_finish();
-  CHECK(world_malloc(&w, X * MIB, r) == x);
-  end();
-}
-
-TEST(nobody_waits_for_all_streams_with_a_rendezvous_stream_among_them)
-{
-  begin(X);
-  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
-  void *x = block(X, r), *y;
-  spin(s, x);
-  CHECK_OK(esper_free_after_all(w.core, x));
-  world_free(&w, x);
-  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
-  raise_and_finish();
-  CHECK(world_malloc(&w, X * MIB, r) == x);
-  end();
-}
-
-/* Memory is there to be had after a host wait, but s is at work. */
-TEST(the_host_waits_for_no_device_with_a_rendezvous_stream_at_work)
-{
-  begin(X);
-  CHECK_OK(esper_stream_set_traits(w.core, s, ESPER_TRAIT_RENDEZVOUS));
-  void *x = block(X, r), *y;
-  world_free(&w, x);
-  world_wait(&w, s, r);
-  sim_wait_flag(w.s, 0, s.handle, 0);
-  CHECK_STATUS(esper_malloc(w.core, 2 * X * MIB, r, &y), ESPER_OUT_OF_MEMORY);
-  raise_and_finish();
-  end();
+  check_hold_back(false);
+  check_hold_back(true);
 }
 
 /* ---- observers -------------------------------------------------------------- */

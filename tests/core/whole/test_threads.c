@@ -207,8 +207,8 @@ static void put_on_shelf(worker *t, void *p)
   if (q && !draw(t, 2))
     CHECK_OK(esper_note_use(w.core, (const void *[]){q}, 1, draw_stream(t)));
   if (q && !draw(t, 4))
-    CHECK_OK(
-        esper_record_use(w.core, &q, 1, draw_stream(t), draw(t, 8) ? 0 : ESPER_USE_NO_GATE, NULL));
+    CHECK_OK(esper_record_use(w.core, &q, 1, draw_stream(t), draw(t, 8) ? 0 : ESPER_USE_UNTIL_FREE,
+                              NULL));
   CHECK_OK(esper_free(w.core, (void *)q));
 }
 
@@ -258,7 +258,7 @@ static void use_event(worker *t)
   const void *p = try_malloc(draw_size(t), draw_stream(t), NULL);
   CHECK_OK(sim_event_record(w.s, 0, event, w.stream[draw(t, 3)].handle));
   if (p)
-    CHECK_OK(esper_record_use_event(w.core, &p, 1, event, 0, 0, NULL));
+    CHECK_OK(esper_record_use_event(w.core, &p, 1, event, 0, NULL));
   sim_event_destroy(w.s, 0, event);
   put_on_shelf(t, (void *)p);
 }
@@ -310,7 +310,7 @@ static void configure(worker *t)
 {
   esper_config config = {
       .segments = (esper_segments)draw(t, 3),
-      .reuse_order = (esper_reuse_order)draw(t, 3),
+      .allowance = draw(t, 3) ? draw(t, 4) * 16 * MIB : ESPER_ALLOWANCE_OFF,
       .garbage_collection_threshold = draw(t, 4) ? 0 : 0.1,
   };
   CHECK_OK(esper_configure(w.core, &config));
@@ -322,7 +322,6 @@ static void look(worker *t)
   esper_counters counters;
   esper_snapshot snapshot;
   esper_pool_stats *figures;
-  esper_gate_entry *gates;
   size_t count, bytes;
   esper_block_info info;
   CHECK(esper_core_is_valid(w.core));
@@ -332,8 +331,6 @@ static void look(worker *t)
   esper_snapshot_free(&snapshot);
   CHECK_OK(esper_get_pool_stats(w.core, 0, &figures, &count));
   free(figures);
-  CHECK_OK(esper_gates_copy(w.core, 0, &gates, &count));
-  free(gates);
   CHECK_OK(esper_largest_available(w.core, 0, &bytes));
   char *p = try_malloc(4 * KIB, draw_stream(t), NULL);
   if (p) {
@@ -355,7 +352,7 @@ static void listen(worker *t)
 
 static void do_something_else(worker *t)
 {
-  switch (draw(t, 15)) {
+  switch (draw(t, 14)) {
   case 0: CHECK_OK(esper_empty_cache(w.core, 0, NULL)); break;
   case 1: CHECK_OK(esper_pool_empty(w.core, 0, POOL_ID + draw(t, SHARED_POOLS), 0)); break;
   case 2: configure(t); break;
@@ -364,15 +361,11 @@ static void do_something_else(worker *t)
   case 5: listen(t); break;
   case 6: CHECK_OK(esper_set_memory_fraction(w.core, 0, draw(t, 2) ? 1 : 0.5)); break;
   case 7: esper_retire(w.core, 0); break;
-  case 8:
-    CHECK_OK(
-        esper_stream_set_traits(w.core, draw_stream(t), draw(t, 4) ? 0 : ESPER_TRAIT_RENDEZVOUS));
-    break;
-  case 9: share(t); break;
-  case 10: use_mortal_stream(t); break;
-  case 11: use_event(t); break;
-  case 12: pin_and_unpin(t); break;
-  case 13: take_checkpoint_and_go_back(t); break;
+  case 8: share(t); break;
+  case 9: use_mortal_stream(t); break;
+  case 10: use_event(t); break;
+  case 11: pin_and_unpin(t); break;
+  case 12: take_checkpoint_and_go_back(t); break;
   default: capture(t);
   }
 }

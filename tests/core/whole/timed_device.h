@@ -98,6 +98,14 @@ static esper_status timed_event_synchronize(void *self, int device, void *event)
   return ESPER_OK;
 }
 
+static esper_status timed_event_wait(void *self, int device, void *event, unsigned microseconds)
+{
+  (void)self, (void)device;
+  double latest = timed.now + microseconds, time = *(double *)event;
+  timed.now = later(timed.now, time < latest ? time : latest);
+  return time <= timed.now ? ESPER_OK : ESPER_NOT_READY;
+}
+
 static esper_status timed_stream_wait(void *self, int device, void *stream, void *event)
 {
   (void)self, (void)device;
@@ -183,6 +191,7 @@ static void timed_begin(size_t capacity, const esper_config *config)
   timed.driver.event_record_all = timed_event_record_all;
   timed.driver.event_query = timed_event_query;
   timed.driver.event_synchronize = timed_event_synchronize;
+  timed.driver.event_wait = timed_event_wait;
   timed.driver.stream_wait = timed_stream_wait;
   timed.driver.device_synchronize = timed_device_synchronize;
   timed.driver.memory_alloc = timed_memory_alloc;

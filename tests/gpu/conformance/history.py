@@ -211,19 +211,19 @@ def the_legacy_signature() -> Any:
     return [*answer, bool(torch._C._cuda_isHistoryEnabled())]
 
 
+def annotations_of_pytorch() -> list[dict[str, Any]]:
+    found = torch.cuda.memory._snapshot()["external_annotations"]
+    return [one for one in found if not one["name"].startswith("esper_alloc.")]
+
+
 @scenario()
 def annotations() -> Any:
     record(global_record_annotations=True)
     with torch.profiler.record_function("outer"), torch.profiler.record_function("inner"):
         bytes_of(100)
-    found = torch.cuda.memory._snapshot()["external_annotations"]
-    answer = [
-        [a["stage"], a["name"], a["device"], sorted(a)]
-        for a in found
-        if not a["name"].startswith("esper")
-    ]
+    answer = [[a["stage"], a["name"], a["device"], sorted(a)] for a in annotations_of_pytorch()]
     stop()
-    left = torch.cuda.memory._snapshot()["external_annotations"]
+    left = annotations_of_pytorch()
     return [[a for a in answer if a[1] in ("outer", "inner")], len(left)]
 
 

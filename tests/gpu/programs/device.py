@@ -91,6 +91,42 @@ def held_up(stream: torch.cuda.Stream) -> Iterator[None]:
         stream.synchronize()
 
 
+class HeldBack:
+    """How long esper_alloc held the host back: in the first seconds, and afterwards."""
+
+    FIRST_S = 5.0
+
+    def __init__(self, *devices: int) -> None:
+        self.devices = devices
+        self.begin = time.monotonic()
+        self.first: tuple[float, float] | None = None  # when, and how long by then
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.begin
+
+    def figures(self) -> dict[str, float]:
+        import esper_alloc
+
+        stats = [esper_alloc.memory_stats(device) for device in self.devices]
+        names = ("held_back", "held_back_seconds", "held_back_in_vain")
+        return {name: sum(one[name] for one in stats) for name in names}
+
+    def look(self) -> None:
+        """To be called again and again: when the first seconds are over, it notes the figures."""
+        if self.first is None and self.elapsed() > self.FIRST_S:
+            self.first = self.elapsed(), self.figures()["held_back_seconds"]
+
+    def found(self) -> dict[str, float]:
+        figures = self.figures()
+        when, before = self.first or (self.elapsed(), figures["held_back_seconds"])
+        return {
+            **figures,
+            "first_lost": before,
+            "later_lost": figures["held_back_seconds"] - before,
+            "later_seconds": self.elapsed() - when,
+        }
+
+
 def other_streams(count: int, beside: torch.cuda.Stream | None = None) -> list[torch.cuda.Stream]:
     """`count` streams that run truly beside `beside` (default: the current) and each other.
 

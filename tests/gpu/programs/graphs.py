@@ -106,7 +106,9 @@ def fork_join_late_main() -> dict[str, Any]:
     return _fork_join(False)
 
 
-def _read_on_side(protect: Callable[[torch.Tensor, torch.cuda.Stream], None]) -> dict[str, Any]:
+def _read_on_side(
+    read: Callable[[torch.Tensor, torch.cuda.Stream, torch.Tensor], None],
+) -> dict[str, Any]:
     """A temporary is read late on a side stream and dropped; the next one of its size
     follows at once."""
     x, late, after = blank(), blank(), blank()
@@ -117,11 +119,7 @@ def _read_on_side(protect: Callable[[torch.Tensor, torch.cuda.Stream], None]) ->
         main = torch.cuda.current_stream()
         a = x + 1
         address = a.data_ptr()
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            sleep(side, DELAY_MS)
-            late.copy_(a)
-        protect(a, side)
+        read(a, side, late)
         del a
         b = x - 1
         after.copy_(b)
@@ -136,43 +134,44 @@ def _read_on_side(protect: Callable[[torch.Tensor, torch.cuda.Stream], None]) ->
     return {"wrong": replay(graph, x, outs), "reused": reused, "reused_after_join": again}
 
 
+def _read_and_protect(
+    protect: Callable[[torch.Tensor, torch.cuda.Stream], None],
+) -> dict[str, Any]:
+    def read(a: torch.Tensor, side: torch.cuda.Stream, late: torch.Tensor) -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            sleep(side, DELAY_MS)
+            late.copy_(a)
+        protect(a, side)
+
+    return _read_on_side(read)
+
+
 @scenario
 def mark() -> dict[str, Any]:
-    return _read_on_side(lambda a, side: esper_alloc.record_use(a, side))
+    return _read_and_protect(lambda a, side: esper_alloc.record_use(a, side))
 
 
 @scenario
 def record_stream() -> dict[str, Any]:
-    return _read_on_side(lambda a, side: a.record_stream(side))
+    return _read_and_protect(lambda a, side: a.record_stream(side))
 
 
 @scenario
 def unmarked() -> dict[str, Any]:
-    return _read_on_side(lambda a, side: None)
+    return _read_and_protect(lambda a, side: None)
 
 
 @scenario
 def scope() -> dict[str, Any]:
     """`using` inside a capture."""
-    x, late, after = blank(), blank(), blank()
-    (side,) = other_streams(1)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        main = torch.cuda.current_stream()
-        a = x + 1
-        address = a.data_ptr()
+
+    def read(a: torch.Tensor, side: torch.cuda.Stream, late: torch.Tensor) -> None:
         with esper_alloc.using(a, stream=side):
             sleep(side, DELAY_MS)
             late.copy_(a)
-        del a
-        b = x - 1
-        reused = b.data_ptr() == address
-        after.copy_(b)
-        del b
-        main.wait_stream(side)
-    outs = {0: (late, lambda v: v + 1), 1: (after, lambda v: v - 1)}
-    return {"wrong": replay(graph, x, outs), "reused": reused}
+
+    return _read_on_side(read)
 
 
 @scenario

@@ -1,15 +1,16 @@
-"""A ring over NCCL whose receive buffer is the block just sent.
+"""A ring over NCCL whose receive buffers are the blocks just sent.
 
 Usage: nccl_ring.py MARK [TRIES]            (needs two GPUs)
 
-Two processes, a GPU each. Each sends a block on a stream of its own, marks it
-there as MARK says (as hangs.py does, without the control), drops it, and only then
+Two processes, a GPU each. Each sends blocks on a stream of its own, marks them
+there as MARK says (as hangs.py does), drops them, and only then
 asks for the memory that it receives into. A send of this size ends when the
 other rank receives, so an allocation that waits for the sending waits for
-itself, around the ring.
+itself, around the ring. The allocator does wait, as the blocks are many enough,
+and must give up.
 
 A try in which the receiving is enqueued before the sending comes first: it
-cannot hang, and shows that the memory asked for next is the block just sent.
+cannot hang, and shows that the memory asked for next is a block just sent.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ PATIENCE = 20.0  # seconds that one try may take
 LIMIT = 200.0  # seconds for everything; who started this may wait no longer than 250
 MIB = 1 << 20
 ELEMENTS = 16 * MIB  # of int32: 64 MiB, far more than NCCL buffers
+BLOCKS = 4  # the last two to be dropped are never waited for
 
 
 def rank_main(rank: int, store: str, mark: str, tries: int) -> None:
@@ -35,7 +37,7 @@ def rank_main(rank: int, store: str, mark: str, tries: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
     import torch
     import torch.distributed as dist
-    from device import OURS, report, use_allocator
+    from device import OURS, HeldBack, report, use_allocator
 
     import esper_alloc
 
@@ -54,28 +56,28 @@ def rank_main(rank: int, store: str, mark: str, tries: int) -> None:
     other = 1 - rank
     main = torch.cuda.current_stream()
     sender = torch.cuda.Stream()
-    if mark.startswith("trait"):
-        esper_alloc.set_stream_traits(sender, rendezvous=True)
 
     def blank() -> torch.Tensor:
         return torch.zeros(ELEMENTS, dtype=torch.int32, device="cuda")
 
-    def receive(into: torch.Tensor) -> None:
-        dist.irecv(into, other, group=incoming).wait()  # only the stream waits
+    def receive(blocks: list[torch.Tensor]) -> None:
+        for into in blocks:
+            dist.irecv(into, other, group=incoming).wait()  # only the stream waits
 
-    def send(value: int, how: str) -> int:
-        x = torch.full((ELEMENTS,), value, dtype=torch.int32, device="cuda")
+    def send(value: int, how: str) -> set[int]:
+        """Sends blocks and drops them: their addresses."""
+        blocks = [blank().fill_(value) for _ in range(BLOCKS)]
         sender.wait_stream(main)
         with torch.cuda.stream(sender):
-            dist.isend(x, other, group=outgoing).wait()
+            for x in blocks:
+                dist.isend(x, other, group=outgoing).wait()
         if how == "record_stream":
-            x.record_stream(sender)
-            return x.data_ptr()
-        others = [x]
-        with torch.set_grad_enabled(how.endswith("_until_free")):
-            esper_alloc.record_use(x, sender, gate=not how.startswith("gate_false"))
-        others.clear()
-        return x.data_ptr()
+            for x in blocks:
+                x.record_stream(sender)
+        else:
+            with torch.set_grad_enabled(how == "record_use_until_free"):
+                esper_alloc.record_use(blocks, sender)
+        return {x.data_ptr() for x in blocks}
 
     def finished() -> bool:
         limit = time.monotonic() + PATIENCE
@@ -88,41 +90,42 @@ def rank_main(rank: int, store: str, mark: str, tries: int) -> None:
     with torch.no_grad():
         # The first operation between two ranks sets a connection up, and waits for
         # both: the directions take turns.
-        warm = blank()
+        warm = [blank() for _ in range(BLOCKS)]
         for direction in range(2):
             if direction == rank:
                 send(1, "record_stream")
             else:
                 receive(warm)
             torch.cuda.synchronize()
-        # Is the next memory asked for the block just sent?
-        into = blank()
+        # Is the next memory asked for a block just sent?
+        into = [blank() for _ in range(BLOCKS)]
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         receive_stream = torch.cuda.Stream()
         receive_stream.wait_stream(main)
         with torch.cuda.stream(receive_stream):
             receive(into)
-        address = send(2, "gate_false")
+        addresses = send(2, "record_use")
         torch.cuda.synchronize()
-        y = torch.empty_like(into)
-        reused = y.data_ptr() == address
-        wrong = int((into != 2).sum())
-        del y
+        y = torch.empty_like(into[0])
+        reused = y.data_ptr() in addresses
+        wrong = sum(int((x != 2).sum()) for x in into)
+        del y, warm, into
 
         hung = 0
+        held_back = HeldBack(rank)
         for value in range(3, tries + 3):
             torch.cuda.empty_cache()
             send(value, mark)
-            y = torch.empty_like(into)
-            y.fill_(-1)
-            receive(y)
+            received = [blank().fill_(-1) for _ in range(BLOCKS)]
+            receive(received)
             if not finished():
                 hung += 1
                 break
-            wrong += int((y != value).sum())
-            del y
-    report(rank=rank, tries=tries, hung=hung, wrong=wrong, reused=reused)
+            wrong += sum(int((x != value).sum()) for x in received)
+            del received
+            held_back.look()
+    report(rank=rank, tries=tries, hung=hung, wrong=wrong, reused=reused, **held_back.found())
     sys.stdout.flush()
     os._exit(0)  # NCCL's way out can take long, and would wait for what hangs
 
@@ -175,6 +178,7 @@ def conduct(mark: str, tries: int) -> None:
                 "hung": sum(one["hung"] for one in found),
                 "wrong": sum(one["wrong"] for one in found),
                 "reused": all(one["reused"] for one in found),
+                "in_vain": sum(one["held_back_in_vain"] for one in found),
             }
         )
     )

@@ -4,16 +4,19 @@ Usage: rules.py SCENARIO [TRIES]
 
 Every scenario lets a reader on another stream run late, drops what it reads,
 puts the allocator under pressure, and counts the tries in which the reader got
-something else than was written (wrong). Scenarios that end in _unmarked leave
+something else than was written (wrong). Where nothing but the dropped memory is to
+be had, the host has to wait for the reader. Scenarios that end in _unmarked leave
 the protection out: they show that the scenario does corrupt.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import driver_calls as driver
@@ -35,6 +38,7 @@ MIB = 1 << 20
 WHOLE = 8 * MIB  # elements of int32: 32 MiB
 BYTES = 4 * WHOLE
 DELAY_MS = 10.0
+UNMARKED_MS = 40.0  # a busy host must not come later than the reader
 
 Try = Callable[[int], dict[str, Any]]
 SCENARIOS: dict[str, Callable[[], Try]] = {}
@@ -55,24 +59,43 @@ def blank(elements: int = WHOLE) -> torch.Tensor:
     return torch.zeros(elements, dtype=torch.int32, device="cuda")
 
 
-def read_late(stream: torch.cuda.Stream, x: torch.Tensor, out: torch.Tensor) -> None:
-    """`stream` copies x to out, DELAY_MS from now; ordered after x was written."""
+def read_late(
+    stream: torch.cuda.Stream, x: torch.Tensor, out: torch.Tensor, delay_ms: float = DELAY_MS
+) -> None:
+    """`stream` copies x to out, delay_ms from now; ordered after x was written."""
     stream.wait_stream(torch.cuda.current_stream())
-    sleep(stream, DELAY_MS)
+    sleep(stream, delay_ms)
     with torch.cuda.stream(stream):
         out.copy_(x)
 
 
-def press(address: int, value: int, elements: int = WHOLE, count: int = 4) -> bool:
+@functools.cache
+def total() -> int:
+    return int(torch.cuda.mem_get_info()[1])
+
+
+@contextlib.contextmanager
+def no_new_memory() -> Iterator[None]:
+    """Too little for what scenarios ask for."""
+    limit = torch.cuda.memory_reserved() + 2 * MIB
+    torch.cuda.set_per_process_memory_fraction(limit / total())
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def press(address: int, value: int, count: int = 4, short: bool = False) -> bool:
     """Asks for memory until it overlaps the bytes at `address`, overwriting all
     it gets with `value`: whether it did."""
     kept = []
-    for _ in range(count):
-        other = torch.empty(elements, dtype=torch.int32, device="cuda")
-        other.fill_(value)
-        kept.append(other)
-        if overlaps(other, address, BYTES):
-            return True
+    with no_new_memory() if short else contextlib.nullcontext():
+        for _ in range(count):
+            other = torch.empty(WHOLE, dtype=torch.int32, device="cuda")
+            other.fill_(value)
+            kept.append(other)
+            if overlaps(other, address, BYTES):
+                return True
     return False
 
 
@@ -113,7 +136,7 @@ def event() -> Try:
         after_read.record(torch.cuda.current_stream())
         address = x.data_ptr()
         del x, after_read
-        reused = press(address, -value)
+        reused = press(address, -value, short=True)
         return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
 
     return attempt
@@ -133,7 +156,7 @@ def view() -> Try:
         del x
         esper_alloc.record_use(part, side)
         del part
-        reused = press(address, -value)
+        reused = press(address, -value, short=True)
         return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
 
     return attempt
@@ -162,7 +185,7 @@ def nested_scopes() -> Try:
         except Left:
             pass
         del x
-        reused = press(address, -value)
+        reused = press(address, -value, short=True)
         wrong = sum(wrong_elements(out, value) > 0 for out in outs)
         return {"wrong": wrong > 0, "reused": reused}
 
@@ -197,17 +220,18 @@ def _split(marked: bool) -> Try:
     def attempt(value: int) -> dict[str, Any]:
         torch.cuda.empty_cache()  # nothing else is there to be taken
         x = written(value)
-        read_late(side, x, out)
+        read_late(side, x, out, DELAY_MS if marked else UNMARKED_MS)
         if marked:
             esper_alloc.record_use(x, side)
         address = x.data_ptr()
         del x
         pieces = []
-        for index in range(16):  # twice what x had, in pieces, on two streams
-            with torch.cuda.stream(third if index % 4 == 3 else torch.cuda.current_stream()):
-                piece = torch.empty(WHOLE // 8, dtype=torch.int32, device="cuda")
-                piece.fill_(-value)
-            pieces.append(piece)
+        with no_new_memory():
+            for index in range(6):  # most of what x had, in pieces, on two streams
+                with torch.cuda.stream(third if index % 4 == 3 else torch.cuda.current_stream()):
+                    piece = torch.empty(WHOLE // 8, dtype=torch.int32, device="cuda")
+                    piece.fill_(-value)
+                pieces.append(piece)
         reused = any(overlaps(piece, address, BYTES) for piece in pieces)
         wrong = wrong_elements(out, value) + sum(wrong_elements(one, -value) for one in pieces)
         return {"wrong": wrong > 0, "reused": reused}
@@ -240,7 +264,7 @@ def several_readers() -> Try:
             esper_alloc.record_use([x], side)
         address = x.data_ptr()
         del x
-        reused = press(address, -value)
+        reused = press(address, -value, short=True)
         wrong = sum(wrong_elements(out, value) > 0 for out in outs)
         return {"wrong": wrong > 0, "reused": reused}
 
@@ -249,7 +273,7 @@ def several_readers() -> Try:
 
 @scenario
 def third_stream() -> Try:
-    """A gate on one stream tells another nothing; memory is short, so the block must serve."""
+    """What one stream may have, another may not yet; memory is short, so the block must serve."""
     side, third = other_streams(2)
     elements = 8 * WHOLE  # 256 MiB
     out = blank(elements)
@@ -266,7 +290,7 @@ def third_stream() -> Try:
             address = x.data_ptr()
             del x
             half = torch.empty(elements // 2, dtype=torch.int32, device="cuda")
-            half.fill_(-value)  # the owner's: ordered after the read by a gate
+            half.fill_(-value)  # the owner's, after a wait of the host
             reused = overlaps(half, address, 4 * elements)
             del half
             with torch.cuda.stream(third):
@@ -282,7 +306,7 @@ def third_stream() -> Try:
 
 @scenario
 def short_of_memory() -> Try:
-    """A record_stream use is gated only when memory cannot grow: rather than fail."""
+    """When memory cannot grow, the host waits, too: rather than fail."""
     (side,) = other_streams(1)
     elements = 8 * WHOLE
     out = blank(elements)
@@ -307,12 +331,12 @@ def short_of_memory() -> Try:
     return attempt
 
 
-# --- what a gate may not do ------------------------------------------------
+# --- readers that wait for later work --------------------------------------
 
 
 @scenario
-def gate_false() -> Try:
-    """The reader waits for a flag that the owner writes later: a gate would hang."""
+def waits_for_the_owner() -> Try:
+    """The reader waits for a flag that the owner writes later."""
     side, rescue = other_streams(2)
     out = blank()
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -323,7 +347,7 @@ def gate_false() -> Try:
         driver.wait_for_value(side, flag, value)
         with torch.cuda.stream(side):
             out.copy_(x)
-        esper_alloc.record_use(x, side, gate=False)
+        esper_alloc.record_use(x, side)
         address = x.data_ptr()
         del x
         reused = press(address, -value)
@@ -343,7 +367,7 @@ def gate_false() -> Try:
 
 
 @scenario
-def gate_false_short_of_memory() -> Try:
+def waits_for_the_owner_short_of_memory() -> Try:
     """The reader waits for what this thread enqueues later, and memory is short:
     waiting for it would hang, so there is no memory, for now."""
     (side,) = other_streams(1)
@@ -363,7 +387,7 @@ def gate_false_short_of_memory() -> Try:
             driver.wait_for_value(side, flag, value)
             with torch.cuda.stream(side):
                 out.copy_(x)
-            esper_alloc.record_use(x, side, gate=False)
+            esper_alloc.record_use(x, side)
             del x
             try:
                 torch.empty(elements, dtype=torch.int32, device="cuda").fill_(-value)
@@ -384,19 +408,21 @@ def gate_false_short_of_memory() -> Try:
 # --- streams that go away, threads -----------------------------------------
 
 
-def _mortal(mark: Callable[[torch.Tensor, torch.cuda.Stream], object]) -> Try:
+def _mortal(
+    mark: Callable[[torch.Tensor, torch.cuda.Stream], object], delay_ms: float = DELAY_MS
+) -> Try:
     out = blank()
 
     def attempt(value: int) -> dict[str, Any]:
         x = written(value)
         stream = driver.OwnStream()
-        read_late(stream.torch, x, out)
+        read_late(stream.torch, x, out, delay_ms)
         mark(x, stream.torch)
         stream.destroy()  # its work goes on, its handle may come back
         successor = driver.OwnStream()
         address = x.data_ptr()
         del x
-        reused = press(address, -value)
+        reused = press(address, -value, short=True)
         wrong = wrong_elements(out, value) > 0
         successor.destroy()
         torch.cuda.synchronize()
@@ -418,7 +444,7 @@ def destroyed_stream_record_stream() -> Try:
 
 @scenario
 def destroyed_stream_unmarked() -> Try:
-    return _mortal(lambda x, stream: None)
+    return _mortal(lambda x, stream: None, UNMARKED_MS)
 
 
 @scenario
@@ -452,7 +478,7 @@ def other_thread() -> Try:
         x.clear()
         dropped.set()
         reader.join()
-        reused = press(address, -value)
+        reused = press(address, -value, short=True)
         return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
 
     return attempt
@@ -469,7 +495,9 @@ def _beside_capture(mode: int) -> Try:
         out = blank()
         captured = blank(1024)
         captured.add_(1)  # the kernel is loaded before anything captures
-    torch.cuda.synchronize()
+    # The owner stream must not borrow: a loan waits for all streams, which beside a capture
+    # nobody can ask for.
+    torch.cuda.empty_cache()
 
     def attempt(value: int) -> dict[str, Any]:
         stream = driver.OwnStream()
@@ -499,7 +527,7 @@ def _beside_capture(mode: int) -> Try:
                 esper_alloc.record_use(x, side)
                 address = x.data_ptr()
                 del x
-                reused = press(address, -value)
+                reused = press(address, -value, short=True)
             finally:
                 closed.set()
                 thread.join()
@@ -594,6 +622,7 @@ def cupy_captures() -> Try:
 def main(name: str, tries: int = 20) -> None:
     use_allocator(OURS)
     warm_up()
+    total()
     with torch.no_grad():
         attempt = SCENARIOS[name]()
         torch.cuda.synchronize()

@@ -5,7 +5,9 @@ known without a device: `values_of` is the oracle. `Run` executes the steps on a
 (random_streams.py has the GPU) in the order that data needs: whoever reads waits for the last
 writer, and whoever writes waits for all readers. How long memory lives is nobody's business:
 variables are dropped at random, mostly while their readers have still to run, and often a tensor
-that fits into their memory is made at once.
+that fits into their memory is made at once. Some tensors are written first by another stream than
+the one that their memory comes from: it waits for that stream before the memory is allocated, and
+nothing is ordered afterwards (`behind`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ LIVE = 12  # variables
 
 #: What a step may do, and how often.
 WEIGHTS = {
-    "new": 5, "add": 5, "in_place": 3, "view": 2, "check": 5, "drop": 5, "delay": 1,
+    "new": 4, "behind": 2, "add": 5, "in_place": 3, "view": 2, "check": 5, "drop": 5, "delay": 1,
     "backward": 1, "checkpoint": 1, "compiled": 1, "graph": 0.1,
 }  # fmt: skip
 NEEDS_OTHERS = {"compiled", "graph"}  # what not every machine can do
@@ -39,9 +41,9 @@ class Step:
     stream: int
     result: int = -1  # the variable that it sets
     inputs: tuple[int, ...] = ()  # variables
-    number: int = 0  # new: its value; in_place, graph: what is added; delay: milliseconds
+    number: int = 0  # new, behind: its value; in_place, graph: what is added; delay: milliseconds
     size: int = 0
-    other: int = 0  # backward: the stream of its caller; graph: that of its replay
+    other: int = 0  # behind: who writes; backward: its caller's stream; graph: its replay's
     in_thread: bool = False
 
 
@@ -88,8 +90,8 @@ class _Maker:
 
     def add(self, kind: str) -> None:
         pick = self.random.choice
-        if kind == "new":
-            self.new(pick(SIZES))
+        if kind in ("new", "behind"):
+            self.new(pick(SIZES), behind=kind == "behind")
             return
         if kind == "delay":
             self.step(kind, number=self.random.randrange(1, 4))
@@ -116,10 +118,15 @@ class _Maker:
         if kind in READS and self.random.random() < 0.5:
             self.step("drop", inputs=(first,))  # while the step has still to run
             if self.random.random() < 0.5:
-                self.new(size, self.home[first])  # and its memory serves again
+                behind = self.random.random() < 0.4
+                self.new(size, self.home[first], behind)  # and its memory serves again
 
-    def new(self, size: int, stream: int | None = None) -> None:
-        self.step("new", size, stream, number=self.random.randrange(1, 1000))
+    def new(self, size: int, stream: int | None = None, behind: bool = False) -> None:
+        number = self.random.randrange(1, 1000)
+        if behind:
+            self.step("behind", size, stream, number=number, other=self.random.randrange(STREAMS))
+        else:
+            self.step("new", size, stream, number=number)
 
 
 MODULUS = 1 << 20  # values stay exact in float32
@@ -136,7 +143,7 @@ def values_of(program: list[Step]) -> dict[int, int]:
             storage_of[step.result] = storage_of[step.inputs[0]]
         elif step.result >= 0:
             storage_of[step.result] = step.result
-        if step.kind == "new":
+        if step.kind in ("new", "behind"):
             values[step.result] = step.number
         elif step.kind in ("add", "compiled"):
             values[step.result] = sum(inputs) % MODULUS
@@ -251,6 +258,14 @@ class Run:
                 (step.size,), float(step.number), device=self.machine.device
             )
         self.has_written(step.stream, step.result)
+
+    def do_behind(self, place: int, step: Step) -> None:
+        self.machine.wait(step.other, self.machine.record(step.stream))  # first this,
+        with self.machine.on(step.stream):
+            x = torch.empty(step.size, device=self.machine.device)  # then the memory
+        with self.machine.on(step.other):
+            self.tensors[step.result] = x.fill_(step.number)
+        self.has_written(step.other, step.result)
 
     def do_add(self, place: int, step: Step) -> None:
         a, b = self.reads(step.stream, *step.inputs)

@@ -3,12 +3,12 @@
 Usage: stress.py marked|unmarked SEED COUNT [LIMIT_MIB]
 
 A program writes tensors on random streams, reads them late on others, marks
-the reads in a random way, and drops tensors at random. Each read compares the
-whole tensor with what was written. LIMIT_MIB bounds the memory, so that
-programs live on reuse; uses that may not be waited for (gate=False) are left
-out then, since for their sake a request may rightly fail. `unmarked` leaves
-the marks out, as the control: it reads something else, or pages that went elsewhere
-meanwhile, which the device reports and nothing survives.
+the reads in a random way, and drops tensors at random. Some tensors are written
+on a stream that waited for their own before they were allocated, and that is
+marked, too. Each read compares the whole tensor with what was written. LIMIT_MIB
+bounds the memory, so that programs live on reuse. `unmarked` leaves the marks out,
+as the control: it reads something else, or pages that went elsewhere meanwhile,
+which the device reports and nothing survives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import esper_alloc
 MIB = 1 << 20
 LIVE_BYTES = 96 * MIB
 STEPS = 60
-MARKS = ("record_use", "using", "record_stream", "event", "gate_false", "thread", "late")
+MARKS = ("record_use", "using", "record_stream", "event", "thread", "late")
 
 
 @dataclass(eq=False)
@@ -35,6 +35,7 @@ class Written:
     tensor: torch.Tensor
     value: int
     owner: int
+    writer: int
 
 
 class Program:
@@ -47,14 +48,12 @@ class Program:
         errors: list[torch.Tensor],
         thread: ThreadPoolExecutor,
         marked: bool,
-        marks: tuple[str, ...],
     ) -> None:
         self.random = random.Random(seed)
         self.streams = streams
         self.errors = errors
         self.thread = thread
         self.marked = marked
-        self.marks = marks
         self.live: list[Written] = []
         self.unmarked: list[tuple[Written, int]] = []  # marks that come late, before the drop
         self.value = seed * STEPS
@@ -63,7 +62,8 @@ class Program:
 
     def run(self) -> None:
         for _ in range(STEPS):
-            step = self.random.choices((self.write, self.read, self.drop), (4, 5, 3))[0]
+            steps = (self.write, self.write_behind, self.read, self.drop)
+            step = self.random.choices(steps, (3, 1, 5, 3))[0]
             try:
                 step()
             except torch.cuda.OutOfMemoryError:
@@ -73,17 +73,36 @@ class Program:
         while self.live:
             self.drop()
 
-    def write(self) -> None:
+    def draw_elements(self) -> int:
+        """Makes room for them, too."""
         elements = int(2 ** self.random.uniform(7, 22))
         while self.live and self.live_bytes() + 4 * elements > LIVE_BYTES:
             self.drop()
+        return elements
+
+    def write(self) -> None:
+        elements = self.draw_elements()
         owner = self.random.randrange(len(self.streams))
         self.value += 1
         with torch.cuda.stream(self.streams[owner]):
             tensor = torch.empty(elements, dtype=torch.int32, device="cuda")
             self.delay(owner)
             tensor.fill_(self.value)
-        self.live.append(Written(tensor, self.value, owner))
+        self.live.append(Written(tensor, self.value, owner, owner))
+
+    def write_behind(self) -> None:
+        """The writer waits for the owner before the memory is allocated."""
+        elements = self.draw_elements()
+        owner, writer = (self.random.randrange(len(self.streams)) for _ in range(2))
+        self.value += 1
+        self.streams[writer].wait_stream(self.streams[owner])
+        with torch.cuda.stream(self.streams[owner]):
+            tensor = torch.empty(elements, dtype=torch.int32, device="cuda")
+        with torch.cuda.stream(self.streams[writer]):
+            tensor.fill_(self.value)
+        one = Written(tensor, self.value, owner, writer)
+        self.live.append(one)
+        self.mark(one, writer, self.random.choice(MARKS))
 
     def read(self) -> None:
         if not self.live:
@@ -91,8 +110,8 @@ class Program:
         one = self.random.choice(self.live)
         reader = self.random.randrange(len(self.streams))
         stream = self.streams[reader]
-        stream.wait_stream(self.streams[one.owner])
-        mark = self.random.choice(self.marks)
+        stream.wait_stream(self.streams[one.writer])
+        mark = self.random.choice(MARKS)
         self.reads += 1
         if self.marked and mark == "using":
             with esper_alloc.using(one.tensor, stream=stream):
@@ -100,8 +119,12 @@ class Program:
             return
         with torch.cuda.stream(stream):
             self.compare(one, reader)
+        self.mark(one, reader, mark)
+
+    def mark(self, one: Written, reader: int, mark: str) -> None:
         if not self.marked or reader == one.owner:
             return
+        stream = self.streams[reader]
         if mark == "record_stream":
             one.tensor.record_stream(stream)
         elif mark == "event":
@@ -109,8 +132,6 @@ class Program:
             event.record(stream)
             self.delay(reader)
             esper_alloc.record_use(one.tensor, event=event)
-        elif mark == "gate_false":
-            esper_alloc.record_use(one.tensor, stream, gate=False)
         elif mark == "thread":
             self.thread.submit(esper_alloc.record_use, one.tensor, stream).result()
         elif mark == "late":
@@ -155,7 +176,6 @@ def main(marks: str, seed: int, count: int, limit_mib: int = 0) -> None:
     use_allocator(OURS)
     warm_up()
     marked = {"marked": True, "unmarked": False}[marks]
-    allowed = tuple(mark for mark in MARKS if mark != "gate_false" or not limit_mib)
     without_grad = ThreadPoolExecutor(1, initializer=torch.set_grad_enabled, initargs=(False,))
     with torch.no_grad(), without_grad as thread:
         streams = [torch.cuda.current_stream(), *other_streams(3)]
@@ -170,7 +190,7 @@ def main(marks: str, seed: int, count: int, limit_mib: int = 0) -> None:
         wrong_programs = reads = out_of_memory = 0
         agree = True
         for number in range(count):
-            program = Program(seed + number, streams, errors, thread, marked, allowed)
+            program = Program(seed + number, streams, errors, thread, marked)
             try:
                 program.run()
                 torch.cuda.synchronize()

@@ -229,6 +229,130 @@ def captured_collective_sleeps(rank: int) -> Found:
     return {"wrong": wrong, "given_back": given_back}
 
 
+# --- communication streams ------------------------------------------------------
+
+
+@scenario
+def wait_then_allocate(rank: int, how: str, memory: str) -> Found:
+    """The communication stream waits for the computation's, whose next memory a collective then
+    writes, while blocks that lay there are read late. `how` uses are marked: record_use,
+    record_stream or nothing; `memory`: short or plenty."""
+    import torch
+    import torch.distributed as dist
+    from device import calibrate, other_streams, sleep
+
+    import esper_alloc
+
+    torch.utils.deterministic.fill_uninitialized_memory = False  # else the main stream writes, too
+    calibrate()
+    tries, size, count = 10, 32 * MIB, 1 if memory == "short" else 6
+    main = torch.cuda.current_stream()
+    reader, comm = other_streams(2)
+    read = torch.cuda.Event()  # the last of the blocks
+    copies = torch.empty(count, size, dtype=torch.uint8, device="cuda")
+    copied = torch.empty(size, dtype=torch.uint8, device="cuda")
+    mine = torch.empty(size // RANKS, dtype=torch.uint8, device="cuda")
+    dist.all_gather_into_tensor(copied, mine.fill_(0))  # sets the connection up
+    total = torch.cuda.mem_get_info()[1]
+
+    def protect(x: torch.Tensor, stream: torch.cuda.Stream) -> None:
+        if how == "record_stream":
+            x.record_stream(stream)
+        elif how == "record_use":
+            with torch.no_grad():
+                esper_alloc.record_use(x, stream)
+
+    wrong = waited = 0
+    for value in range(1, tries + 1):
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        blocks = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
+        for place, x in enumerate(blocks):
+            x.fill_(10 * value + place)
+        mine.fill_(200 + rank)
+        torch.cuda.synchronize()
+        if memory == "short":
+            limit = torch.cuda.memory_reserved() + size // 2
+            torch.cuda.set_per_process_memory_fraction(limit / total)
+        for x, copy in zip(blocks, copies):
+            sleep(reader, 25)
+            with torch.cuda.stream(reader):
+                copy.copy_(x)
+            read.record(reader)
+            protect(x, reader)
+        del x
+        blocks.clear()
+        comm.wait_stream(main)  # first this,
+        result = torch.empty(size, dtype=torch.uint8, device="cuda")  # then the memory
+        waited += read.query()
+        with torch.cuda.stream(comm):
+            dist.all_gather_into_tensor(result, mine)
+            copied.copy_(result)
+        protect(result, comm)
+        main.wait_stream(comm)
+        del result
+        torch.cuda.synchronize()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        right = [bool((copies[place] == 10 * value + place).all()) for place in range(count)]
+        for place, part in enumerate(copied.chunk(RANKS)):
+            right.append(bool((part == 200 + place).all()))
+        wrong += not all(right)
+    return {"tries": tries, "wrong": wrong, "waited": waited}
+
+
+@scenario
+def fused_all_gather_matmul(rank: int) -> Found:
+    """PyTorch's product that begins before its input is there: the kernel spins, and copies that
+    are enqueued after it, into memory that is allocated after their stream's wait, let it go on.
+    The gathered input is read late."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symmetric
+    from device import HeldBack, calibrate, other_streams, sleep
+
+    import esper_alloc
+
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    calibrate()
+    seconds, rows, inner, columns = 20.0, 4096, 1024, 1024
+    group = dist.group.WORLD.group_name
+    gpu = torch.device("cuda", rank)
+    main = torch.cuda.current_stream()
+    (reader,) = other_streams(1)
+    right = torch.ones(inner, columns, dtype=torch.bfloat16, device=gpu)
+    wrong = torch.zeros(2, dtype=torch.int64, device=gpu)
+    go_on = torch.ones(1, device=gpu)
+    held_back = HeldBack(rank)
+    turns = 0
+    while turns % 10 or float(go_on) > 0:
+        turns += 1
+        kinds = [1.0 + (turns + one) % 4 for one in range(RANKS)]
+        left = torch.full((rows // RANKS, inner), kinds[rank], dtype=torch.bfloat16, device=gpu)
+        try:
+            gathered, product = symmetric._fused_all_gather_matmul_native(left, right, group)
+        except RuntimeError as error:
+            if turns == 1 and "not" in str(error) and "support" in str(error):
+                return {"supported": False, "said": str(error)[:300]}
+            raise
+        reader.wait_stream(main)
+        sleep(reader, 2)
+        for place, (part, result) in enumerate(zip(gathered.chunk(RANKS), product.chunk(RANKS))):
+            wrong[0].add_((result != kinds[place] * inner).sum())
+            with torch.cuda.stream(reader):
+                wrong[1].add_((part != kinds[place]).sum())
+        with torch.no_grad():
+            esper_alloc.record_use(gathered, reader)
+        del gathered, product, part, result, left
+        if turns % 10 == 0:  # both ranks must end with the same turn
+            torch.cuda.synchronize()
+            go_on.fill_(held_back.elapsed() < seconds)
+            dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
+    torch.cuda.synchronize()
+    return {"supported": True, "turns": turns, "wrong": int(wrong.sum()), **held_back.found()}
+
+
 # --- a rank that dies ----------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The reuse orders auto, gate and grow beside each other, on jobs with cross-stream uses.
+"""Allowances beside each other, on jobs with cross-stream uses.
 
   pipeline  the FSDP-like steps of pipeline.py
   prefetch  the batches of prefetch.py, compute-bound
@@ -10,16 +10,14 @@ percentile shown:
 
   malloc time  what torch.empty took on the host, Python included
   GPU stall    between an event recorded on the stream right before the
-               allocation and one right after it. There is nothing between them
-               but the waits that the allocator put there, so where the host is
-               ahead this is how long the stream stood still for the allocation.
-               Where it is not, the stream also waits for the host: the call's
-               own time is included.
+               allocation and one right after it. There is no work between them,
+               so where the host is ahead this is next to nothing. A stream that
+               ran out of work while the host was held back, or for another
+               reason, waits for the host: the call's own time is included.
 
 Both are of a second run of the job, which finds the first one's memory cached.
-Beside them: time a step, and over both runs the peak of active and reserved
-memory over what was there before. An order that the installed esper_alloc does
-not have is left out.
+Beside them: time a step, how often and how long the host was held back in the second run, how
+often in vain, and over both runs the peak of active and reserved memory over what was there before.
 """
 
 from __future__ import annotations
@@ -34,12 +32,9 @@ from common import (
     OURS,
     Case,
     Results,
-    WorkerFailed,
     machine,
     nothing_measurable,
     parser,
-    report,
-    run_worker,
     use_allocator,
 )
 from turns import in_children, take_turns, turns_of_children
@@ -48,7 +43,9 @@ if TYPE_CHECKING:
     import torch
 
 MIB = 1 << 20
-ORDERS = ("auto", "gate", "grow")
+#: The first is the default; the others are compared with it.
+ALLOWANCES = ("128MiB", "0", "64MiB", "256MiB", "512MiB", "off")
+HELD_BACK = ("held_back", "held_back_seconds", "held_back_in_vain")
 CHURN_STREAMS = 4
 CHURN_LIVE = 40
 CHURN_MALLOCS = 12_000
@@ -192,9 +189,11 @@ JOBS = {"pipeline": pipeline_job, "prefetch": prefetch_job, "churn": churn_job}
 
 
 def measure(job: str, small: bool) -> dict:
-    """One job under the order that the environment chose: us, ms, MiB."""
+    """One job under the allowance that the environment chose: us, ms, MiB."""
     use_allocator(OURS)
     import torch
+
+    import esper_alloc
 
     with torch.no_grad():
         meter = Meter(500 if small else CHURN_MALLOCS)
@@ -207,70 +206,54 @@ def measure(job: str, small: bool) -> dict:
         run()  # warm: kernels are loaded, and the memory that the job needs is there
         torch.cuda.synchronize()
         meter.clear()
+        before = esper_alloc.memory_stats()
         begin = time.perf_counter()
         run()
         torch.cuda.synchronize()
         step_ms = (time.perf_counter() - begin) * 1e3 / steps
-        stats = torch.cuda.memory_stats()
+        stats, after = torch.cuda.memory_stats(), esper_alloc.memory_stats()
         return {
             "machine": machine(),
             "step_ms": step_ms,
             "peak_over_base_mib": (stats["active_bytes.all.peak"] - base) / MIB,
             "reserved_mib": (stats["reserved_bytes.all.peak"] - reserved_base) / MIB,
+            **{name: after[name] - before[name] for name in HELD_BACK},
             **meter.figures(),
         }
 
 
-def probe() -> dict:
-    """Makes the allocator serve, which refuses an order that it does not know."""
-    use_allocator(OURS)
-    import torch
-
-    torch.zeros(1, device="cuda")
-    return {"serves": True}
-
-
-def environment(order: str) -> dict[str, str]:
-    return {"ESPER_ALLOC_REUSE": order}
-
-
-def known_orders(orders: Sequence[str]) -> list[str]:
-    """Those of `orders` that the installed esper_alloc has; the others are named."""
-    known = []
-    for order in orders:
-        try:
-            run_worker(__file__, OURS, ("--probe",), more=environment(order))
-            known.append(order)
-        except WorkerFailed as error:
-            if "is no reuse order" not in str(error):
-                raise
-            print(f"reuse order {order}: this esper_alloc does not have it; left out", flush=True)
-    return known
+def name_of(allowance: str) -> str:
+    """As cases and rows are called."""
+    return f"allowance {allowance}"
 
 
 def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--job", choices=JOBS, action="append", help="default: all")
-    arguments.add_argument("--order", choices=ORDERS, action="append", help="default: all")
+    arguments.add_argument(
+        "--allowance",
+        metavar="SIZE|off",
+        action="append",
+        help=f"what the default is compared with; default: {', '.join(ALLOWANCES[1:])}",
+    )
     arguments.add_argument("--small", action="store_true", help="tiny jobs: to try the script")
-    arguments.add_argument("--probe", action="store_true", help="only ask whether it serves")
     options = arguments.parse_args()
     jobs = options.job or list(JOBS)
-    if options.worker and options.probe:
-        report(probe())
-        return 0
     if options.worker:
         take_turns(in_children(options.worker, lambda: measure(jobs[0], options.small)))
         return 0
 
     if nothing_measurable():
         return 1
-    orders = known_orders(options.order or ORDERS)
-    results = Results("reuse_orders", options.out)
+    default, *others = (ALLOWANCES[0], *(options.allowance or ALLOWANCES[1:]))
+    results = Results("allowances", options.out)
     met = True
     for job in jobs:
         extra = ("--job", job, *(("--small",) if options.small else ()))
-        cases = [Case(f"order {order}", OURS, extra, environment(order)) for order in orders]
+        cases = [
+            Case(name_of(one), OURS, extra, {"ESPER_ALLOC_ALLOWANCE": one})
+            for one in (default, *others)
+        ]
         rounds = turns_of_children(
             __file__, cases, options.rounds, seconds=options.seconds / len(jobs)
         )
@@ -280,9 +263,7 @@ def main() -> int:
             return 1
         if results.run is None:
             results.describe(found[0]["machine"])
-        for ours, peer in (("auto", "gate"), ("auto", "grow"), ("gate", "grow")):
-            if ours not in orders or peer not in orders:
-                continue
+        for peer in others:
             for name, unit, key in (
                 ("step time", "ms", "step_ms"),
                 ("malloc time, 99.9th percentile", "us", "malloc_us"),
@@ -290,14 +271,17 @@ def main() -> int:
                 ("GPU stall, all told", "ms", "stall_total_ms"),
                 ("peak active over base", "MiB", "peak_over_base_mib"),
                 ("reserved over base", "MiB", "reserved_mib"),
+                ("the host was held back", "times", "held_back"),
+                ("the host was held back, all told", "s", "held_back_seconds"),
+                ("the host was held back in vain", "times", "held_back_in_vain"),
             ):
                 results.compare(
-                    f"{job}, order {ours}: {name}",
+                    f"{job}, {name_of(default)}: {name}",
                     unit,
                     rounds,
                     key,
-                    f"order {ours}",
-                    f"order {peer}",
+                    name_of(default),
+                    name_of(peer),
                 )
         met = results.save() and met  # what is measured stays, whatever ends the rest
     return 0 if met else 1

@@ -1,0 +1,207 @@
+#include "hold_back.h"
+
+#include "../base/call.h"
+#include "../base/clock.h"
+#include "../blocks/block.h"
+#include "../blocks/use.h"
+#include "../order/capturing.h"
+#include "../order/host_wait.h"
+#include "../order/record.h"
+#include "../order/retire.h"
+
+enum {
+  ALLOWANCE = 128 << 20,
+  SPARED = 2 /* blocks */
+};
+
+static _Thread_local bool in_callback;
+
+bool call_free_memory(const esper_config *given)
+{
+  bool outer = in_callback;
+  in_callback = true;
+  bool freed = given->free_memory && given->free_memory(given->free_memory_context);
+  in_callback = outer;
+  return freed;
+}
+
+size_t allowance_of(const heap_t *heap)
+{
+  size_t given = config_of(heap->device->core)->as_given.allowance;
+  if (given == ESPER_ALLOWANCE_OFF)
+    return SIZE_MAX;
+  return (given ? given : (size_t)ALLOWANCE) << heap->allowance_doubled;
+}
+
+/* ---- what is waited for ------------------------------------------------ */
+
+/* The record that a pending block of the request's size class waits for. NULL: the host does not
+ * wait for it. */
+static record_t *awaited(const request_t *q, const block_t *block)
+{
+  record_t *record =
+      block->segment->large == q->large ? block_awaits(block, q->heap->stream) : NULL;
+  return record && stream_is_trusted(record->stream) ? record : NULL;
+}
+
+/* The oldest pending block that is not waited for, because it and the newer ones are within the
+ * allowance. NULL: all are. */
+static const block_t *oldest_within(const request_t *q, size_t allowance)
+{
+  size_t bytes = q->size;
+  int found = 0;
+  const block_t *b = q->heap->newest_pending, *within = NULL;
+  for (; b; b = b->older)
+    if (awaited(q, b)) {
+      bytes += b->size;
+      if (++found > SPARED && bytes > allowance)
+        return within;
+      within = b;
+    }
+  return NULL;
+}
+
+/* The oldest work that pending memory waits for, with a reference. `mindful`: of the allowance. */
+static record_t *oldest_work(const request_t *q, bool mindful)
+{
+  record_t *oldest = NULL;
+  lock(&q->device->lock);
+  size_t allowance = allowance_of(q->heap);
+  const block_t *end = mindful && allowance != SIZE_MAX ? oldest_within(q, allowance) : NULL;
+  for (block_t *b = !mindful || end ? q->heap->oldest_pending : NULL; b != end && !oldest;
+       b = b->newer)
+    oldest = awaited(q, b);
+  if (oldest)
+    record_keep(oldest);
+  unlock(&q->device->lock);
+  return oldest;
+}
+
+unsigned most_waits(const request_t *q)
+{
+  lock(&q->device->lock);
+  unsigned most = (unsigned)q->heap->pending[q->large].count;
+  unlock(&q->device->lock);
+  return most;
+}
+
+/* ---- whether the wait left the GPU without work -------------------------- */
+
+/* The ends of the queues of the stream that is waited for and of the request's, before the wait. */
+typedef struct ends {
+  record_t *of[2]; /* NULL: not known */
+} ends_t;
+
+/* The legacy stream cannot be asked while another one may be captured. */
+static ends_t find_ends(const request_t *q, const record_t *awaited)
+{
+  if (capturing_is_possible_now(q->device))
+    return (ends_t){{NULL, NULL}};
+  return (ends_t){{stream_record_unpresented(awaited->stream), stream_record(q->stream)}};
+}
+
+/* A mortal stream cannot be asked where it ends. An event behind work that has just completed takes
+ * a moment, too. */
+static bool are_reached(ends_t ends)
+{
+  enum { QUESTIONS = 8 };
+  bool reached = ends.of[1] != NULL;
+  for (int i = 0; i < 2 && reached; i++) {
+    const record_t *end = ends.of[i];
+    for (int k = 0; k < QUESTIONS && end && !stream_completed(end->stream, end->number); k++)
+      stream_retire(end->stream);
+    reached = !end || stream_completed(end->stream, end->number);
+  }
+  return reached;
+}
+
+static void drop_ends(ends_t ends)
+{
+  for (int i = 0; i < 2; i++)
+    if (ends.of[i])
+      record_drop(ends.of[i]);
+}
+
+/* The wait emptied the queues of both streams. If nothing is pending any more either, the allowance
+ * was too small. Raises it, but not beyond what the device has left. */
+static void raise_allowance(const request_t *q)
+{
+  device_t *d = q->device;
+  stream_retire_all(q->core);
+  record_t *more = oldest_work(q, false);
+  if (more) {
+    record_drop(more);
+    return;
+  }
+  lock(&d->lock);
+  size_t most = d->limit < d->total ? d->limit : d->total;
+  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
+  if (reserved < most && allowance_of(q->heap) <= (most - reserved) / 2)
+    q->heap->allowance_doubled++;
+  unlock(&d->lock);
+}
+
+/* ---- waiting ------------------------------------------------------------- */
+
+void wait_unlocked(const request_t *q, void (*wait)(void *), void *argument)
+{
+  void (*while_waiting)(void (*)(void *), void *) = q->config->as_given.while_waiting;
+  if (while_waiting)
+    while_waiting(wait, argument);
+  else
+    wait(argument);
+}
+
+typedef struct host_wait {
+  const request_t *q;
+  record_t *record;
+  esper_status status;
+} host_wait_t;
+
+static void wait(void *argument)
+{
+  host_wait_t *w = argument;
+  if (RULE(NEVER_WAITS)) {
+    w->status = record_wait_trusting(w->record);
+  } else { /* the request's stream waits, on the GPU */
+    w->status =
+        call_stream_wait(w->q->core, w->q->device->index, w->q->stream.handle, w->record->event);
+    stream_declare_completed(w->record->stream, w->record->number);
+  }
+}
+
+static esper_status wait_for(const request_t *q, record_t *record)
+{
+  host_wait_t w = {q, record, ESPER_OK};
+  wait_unlocked(q, wait, &w);
+  return w.status;
+}
+
+bool wait_for_oldest(const request_t *q)
+{
+  record_t *oldest = oldest_work(q, false);
+  esper_status status = oldest ? wait_for(q, oldest) : ESPER_NOT_READY;
+  if (oldest)
+    record_drop(oldest);
+  return status == ESPER_OK;
+}
+
+bool hold_back(const request_t *q)
+{
+  record_t *oldest = q->capture || in_callback ? NULL : oldest_work(q, true);
+  if (!oldest)
+    return false;
+  uint64_t begin = clock_now();
+  ends_t ends = find_ends(q, oldest);
+  esper_status status = wait_for(q, oldest);
+  if (status == ESPER_OK && are_reached(ends))
+    raise_allowance(q);
+  drop_ends(ends);
+  record_drop(oldest);
+  lock(&q->device->lock);
+  q->device->counters.held_back++;
+  q->device->counters.held_back_us += clock_now() - begin;
+  q->device->counters.held_back_in_vain += status == ESPER_NOT_READY;
+  unlock(&q->device->lock);
+  return status == ESPER_OK;
+}

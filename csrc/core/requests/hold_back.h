@@ -1,0 +1,34 @@
+/* hold_back.h: before memory grows, the host waits for pending memory.
+ *
+ * A host that runs ahead of the GPU frees memory long before other streams are done with it, and
+ * takes new memory meanwhile. So when more than an allowance of a heap's memory is pending, malloc
+ * waits on the host for the oldest work that it waits for. The GPU must stay busy meanwhile. So the
+ * two blocks that became pending last are never waited for, and the allowance is doubled when a
+ * wait left the streams idle.
+ *
+ * Nobody is held back inside a capture, or in a callback of the allocator's own. host_wait.h
+ * says when a wait ends in vain. */
+#ifndef ESPER_HOLD_BACK_H
+#define ESPER_HOLD_BACK_H
+
+#include "request.h"
+
+/* Waits once. False: memory may grow at once. No lock is held. */
+bool hold_back(const request_t *q);
+
+/* The same whatever the allowance. False: there is nothing to wait for, or the wait failed. */
+bool wait_for_oldest(const request_t *q);
+
+/* How often a request waits at most: other threads may add pending memory for ever. */
+unsigned most_waits(const request_t *q);
+
+/* Calls wait(argument) without the embedder's locks. */
+void wait_unlocked(const request_t *q, void (*wait)(void *), void *argument);
+
+/* Bytes that may be pending in the heap. SIZE_MAX: there is no limit. Under the device's lock. */
+size_t allowance_of(const heap_t *heap);
+
+/* Calls the embedder's function, in which the thread's mallocs do not wait. */
+bool call_free_memory(const esper_config *given);
+
+#endif

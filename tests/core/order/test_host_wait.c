@@ -1,0 +1,424 @@
+/* The host waits for an event, without a limit or with one. */
+#include "core/order/host_wait.h"
+
+#include "core/base/clock.h"
+#include "core/order/retire.h"
+#include "streams_world.h"
+
+/* What host_wait.h says in words, in microseconds where it is a time. */
+enum { SLICE = 10000, PATIENCE = 100, MOST = 1000, REST = 40, SECOND = 1000000 };
+
+static uint64_t limited_waits(void)
+{
+  return sim_calls(w.s, SIM_CALL_event_wait);
+}
+
+/* Work on the stream that waits for sim_raise_flag_now(), and its record. */
+static record_t *never_yet(esper_stream stream)
+{
+  sim_wait_flag(w.s, 0, stream.handle, 0);
+  record_t *record = stream_record(present(stream));
+  CHECK(record);
+  return record;
+}
+
+/* In the simulation a wait in vain takes no time. */
+static void pass_slice(void *context, sim_call call, int of_device, void *object)
+{
+  (void)context, (void)call, (void)of_device, (void)object;
+  clock_skip(SLICE);
+}
+
+static void wait_in_vain(record_t *record)
+{
+  sim_after_call(w.s, SIM_CALL_event_wait, pass_slice, NULL);
+  CHECK(stream_is_trusted(record->stream));
+  CHECK_STATUS(record_wait_trusting(record), ESPER_NOT_READY);
+  sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+}
+
+/* Lets everything happen. */
+static void let_it_end(void)
+{
+  sim_raise_flag_now(w.s, 0);
+  sim_run_all(w.s);
+}
+
+/* ---- until the event has completed ------------------------------------------- */
+
+TEST(a_host_wait_completes_the_record)
+{
+  begin();
+  presented_t s = present(w.stream[0]);
+  record_t *record = stream_record(s);
+  CHECK_OK(record_wait(record));
+  CHECK(stream_completed(s.stream, 1));
+  record_drop(record);
+  record = stream_record(s);
+  sim_fail_call(w.s, SIM_CALL_event_synchronize, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(record_wait(record), ESPER_DEVICE_ERROR);
+  CHECK(!stream_completed(s.stream, 2));
+  CHECK_EQ(limited_waits(), 0);
+  record_drop(record);
+  end();
+}
+
+TEST(a_limited_wait_completes_the_record_and_all_before_it)
+{
+  begin();
+  presented_t s = present(w.stream[0]);
+  record_t *r[3];
+  for (int i = 0; i < 3; i++)
+    r[i] = stream_record(s);
+  CHECK_OK(record_wait_limited(r[1]));
+  CHECK_EQ(s.stream->completed, 2);
+  CHECK(!r[0]->event && !r[1]->event && r[2]->event);
+  CHECK_EQ(limited_waits(), 1);
+  CHECK_OK(record_wait_limited(r[0])); /* known already */
+  CHECK_EQ(limited_waits(), 1);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
+  CHECK(stream_is_valid(s.stream));
+  for (int i = 0; i < 3; i++)
+    record_drop(r[i]);
+  end();
+}
+
+TEST(a_limited_wait_goes_on_while_the_event_is_on_its_way)
+{
+  begin();
+  record_t *record = stream_record(present(w.stream[0]));
+  sim_fail_call(w.s, SIM_CALL_event_wait, 1, ESPER_NOT_READY);
+  CHECK_OK(record_wait_trusting(record));
+  CHECK_EQ(limited_waits(), 2);
+  CHECK(stream_is_trusted(record->stream));
+  CHECK_EQ(record->stream->waits_in_vain, 0);
+  record_drop(record);
+  end();
+}
+
+static int slices;
+static record_t *awaited;
+
+static void complete_it(void *context)
+{
+  (void)context;
+  let_it_end();
+  stream_retire(awaited->stream);
+}
+
+static void complete_in_the_third_slice(void *context, sim_call call, int of_device, void *object)
+{
+  (void)context, (void)call, (void)of_device, (void)object;
+  if (++slices == 3)
+    check_on_another_thread(complete_it, NULL);
+}
+
+TEST(what_another_thread_found_completed_ends_the_wait)
+{
+  begin();
+  slices = 0;
+  awaited = never_yet(w.stream[1]);
+  sim_after_call(w.s, SIM_CALL_event_wait, complete_in_the_third_slice, NULL);
+  CHECK_OK(record_wait_limited(awaited));
+  CHECK_EQ(limited_waits(), 3);
+  record_drop(awaited);
+  end();
+}
+
+/* ---- the limit ----------------------------------------------------------------- */
+
+TEST(a_limited_wait_ends_when_nothing_completes)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  CHECK_STATUS(record_wait_trusting(record), ESPER_NOT_READY);
+  CHECK_EQ(limited_waits(), PATIENCE);
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
+  CHECK(record->event && !stream_completed(record->stream, record->number));
+  CHECK_EQ(record->pins, 0);
+  CHECK(stream_is_valid(record->stream));
+  let_it_end();
+  record_drop(record);
+  end();
+}
+
+static record_t *elsewhere[MOST]; /* records of another stream */
+static int elsewhere_count, elsewhere_most;
+
+/* It completes in the next slice. */
+static void record_elsewhere(void *context, sim_call call, int of_device, void *object)
+{
+  (void)context, (void)call, (void)of_device, (void)object;
+  if (elsewhere_count < elsewhere_most)
+    elsewhere[elsewhere_count++] = stream_record(present(w.stream[2]));
+}
+
+/* How many slices a wait in vain takes while so many events complete, one in each. */
+static uint64_t slices_beside(int events)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  elsewhere_count = 0;
+  elsewhere_most = events;
+  sim_after_call(w.s, SIM_CALL_event_wait, record_elsewhere, NULL);
+  CHECK_STATUS(record_wait_trusting(record), ESPER_NOT_READY);
+  sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+  uint64_t waits = limited_waits();
+  let_it_end();
+  record_drop(record);
+  while (elsewhere_count)
+    record_drop(elsewhere[--elsewhere_count]);
+  end();
+  return waits;
+}
+
+TEST(what_completes_on_other_streams_prolongs_the_wait)
+{
+  CHECK_EQ(slices_beside(0), PATIENCE);
+  CHECK_EQ(slices_beside(1), 2 + PATIENCE);
+  CHECK_EQ(slices_beside(100), 101 + PATIENCE);
+}
+
+/* It may have nothing to do with the work that is waited for. */
+TEST(what_completes_on_other_streams_prolongs_no_wait_for_ever)
+{
+  CHECK_EQ(slices_beside(MOST), MOST);
+}
+
+/* ---- after a wait in vain --------------------------------------------------------- */
+
+TEST(a_stream_that_was_waited_for_in_vain_is_left_alone_and_then_tried_again)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  wait_in_vain(record);
+  record_t *other = stream_record(present(w.stream[2]));
+  CHECK(!stream_is_trusted(record->stream));
+  CHECK(stream_is_trusted(other->stream));
+  uint64_t before = limited_waits();
+  clock_skip(19 * SECOND); /* half a second was lost */
+  CHECK(!stream_is_trusted(record->stream));
+  CHECK_STATUS(record_wait_trusting(record), ESPER_NOT_READY);
+  CHECK_EQ(limited_waits(), before);
+  CHECK_EQ(record->stream->waits_in_vain, 1); /* nobody waited */
+  CHECK_OK(record_wait_trusting(other));
+  CHECK_EQ(limited_waits(), before + 1);
+  clock_skip(60 * SECOND);
+  CHECK(stream_is_trusted(record->stream));
+  let_it_end();
+  CHECK_OK(record_wait_trusting(record));
+  CHECK_EQ(limited_waits(), before + 2);
+  record_drop(record);
+  record_drop(other);
+  end();
+}
+
+TEST(a_stream_that_is_left_alone_is_still_asked)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  wait_in_vain(record);
+  let_it_end();
+  uint64_t before = limited_waits();
+  CHECK_OK(record_wait_trusting(record));
+  CHECK_EQ(limited_waits(), before);
+  CHECK(stream_completed(record->stream, record->number));
+  CHECK(!stream_is_trusted(record->stream)); /* that it was asked proves little */
+  record_drop(record);
+  end();
+}
+
+TEST(whoever_must_wait_waits_for_a_stream_that_is_left_alone)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  wait_in_vain(record);
+  sim_raise_flag_now(w.s, 0);
+  CHECK_OK(record_wait(record));
+  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 1);
+  record_drop(record);
+  end();
+}
+
+/* Waits in vain, and tells how many times as long as the wait took the stream is left alone. */
+static int left_alone_for(record_t *record)
+{
+  stream_t *s = record->stream;
+  clock_skip(1ull << 42);
+  uint64_t begun = clock_now();
+  wait_in_vain(record);
+  uint64_t end = clock_now(), until = atomic_load(&s->distrusted_until);
+  uint64_t least = (uint64_t)(PATIENCE + 1) * SLICE, most = end - begun + SLICE;
+  int times = REST;
+  while (times < REST << 20 && until - begun > (uint64_t)times * most + most)
+    times *= 2;
+  CHECK(until - begun >= (uint64_t)times * least);
+  return times;
+}
+
+TEST(after_each_wait_in_vain_the_stream_is_left_alone_twice_as_long)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  for (int i = 0; i < 6; i++)
+    CHECK_EQ(left_alone_for(record), REST << i);
+  let_it_end();
+  record_drop(record);
+  end();
+}
+
+/* ... but not beyond all bounds: the time must not overflow. */
+TEST(even_after_very_many_waits_in_vain_a_stream_is_tried_again)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  int last = 0;
+  for (int i = 0; i < 40; i++) {
+    int times = left_alone_for(record);
+    CHECK(times >= last);
+    last = times;
+  }
+  let_it_end();
+  record_drop(record);
+  end();
+}
+
+TEST(each_wait_that_was_not_in_vain_takes_one_back)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  for (int i = 0; i < 3; i++)
+    left_alone_for(record);
+  clock_skip(1ull << 42);
+  let_it_end();
+  CHECK_OK(record_wait_trusting(record));
+  record_drop(record);
+  record = stream_record(present(w.stream[1]));
+  CHECK_OK(record_wait_trusting(record));
+  record_drop(record);
+  sim_wait_flag(w.s, 0, w.stream[1].handle, 1);
+  record = stream_record(present(w.stream[1]));
+  CHECK_EQ(left_alone_for(record), REST << 1); /* one of three is left */
+  sim_raise_flag_now(w.s, 1);
+  sim_run_all(w.s);
+  record_drop(record);
+  end();
+}
+
+/* The entry of a mortal stream that has ended serves another one. */
+TEST(a_new_stream_is_trusted_whoever_had_its_entry)
+{
+  begin();
+  void *x = world_malloc(&w, 512, w.stream[0]);
+  esper_stream mortal = world_mortal(&w, 0);
+  stream_t *entry = present(mortal).stream;
+  record_t *record = never_yet(mortal);
+  wait_in_vain(record);
+  record_drop(record);
+  let_it_end();
+  stream_retire_all(w.core);
+  world_destroy_stream(&w, mortal);
+  esper_stream next = world_mortal(&w, 0);
+  CHECK(next.handle == mortal.handle);
+  CHECK(present(next).stream == entry);
+  CHECK(stream_is_trusted(entry));
+  CHECK_EQ(entry->waits_in_vain, 0);
+  world_free(&w, x);
+  end();
+}
+
+/* ---- meanwhile ------------------------------------------------------------------- */
+
+static void do_this_and_that(void *context)
+{
+  (void)context;
+  record_drop(stream_record(present(w.stream[1]))); /* on the very stream */
+  world_free(&w, world_malloc(&w, 24 * MIB, w.stream[1]));
+  CHECK(esper_core_is_valid(w.core));
+}
+
+static void let_others_work(void *context, sim_call call, int of_device, void *object)
+{
+  (void)context, (void)call, (void)of_device, (void)object;
+  if (slices++ == 0)
+    check_on_another_thread(do_this_and_that, NULL);
+}
+
+TEST(no_lock_is_held_meanwhile)
+{
+  begin();
+  slices = 0;
+  record_t *record = never_yet(w.stream[1]);
+  sim_before_call(w.s, SIM_CALL_event_wait, let_others_work, NULL);
+  CHECK_STATUS(record_wait_limited(record), ESPER_NOT_READY);
+  CHECK(slices > 1);
+  let_it_end();
+  record_drop(record);
+  end();
+}
+
+static void *waited_for;
+
+static void record_anew(void *context)
+{
+  (void)context;
+  complete_it(NULL);
+  record_t *later = stream_record(present(w.stream[1]));
+  CHECK(later->event != waited_for);
+  record_drop(later);
+}
+
+static void record_anew_meanwhile(void *context, sim_call call, int of_device, void *object)
+{
+  (void)context, (void)call, (void)of_device, (void)object;
+  if (slices++ == 0)
+    check_on_another_thread(record_anew, NULL);
+}
+
+TEST(an_event_that_is_waited_for_is_not_recorded_again)
+{
+  begin();
+  slices = 0;
+  awaited = never_yet(w.stream[1]);
+  waited_for = awaited->event;
+  sim_before_call(w.s, SIM_CALL_event_wait, record_anew_meanwhile, NULL);
+  CHECK_OK(record_wait_limited(awaited));
+  CHECK_EQ(awaited->pins, 0);
+  record_drop(awaited);
+  end();
+}
+
+/* ---- errors ------------------------------------------------------------------------ */
+
+TEST(an_error_ends_the_wait_and_is_no_wait_in_vain)
+{
+  for (uint64_t nth = 1; nth < 4; nth++) {
+    begin();
+    record_t *record = never_yet(w.stream[1]);
+    sim_fail_call(w.s, SIM_CALL_event_wait, nth, ESPER_DEVICE_ERROR);
+    CHECK_STATUS(record_wait_trusting(record), ESPER_DEVICE_ERROR);
+    CHECK(strstr(esper_last_error(), "event_wait"));
+    CHECK_EQ(limited_waits(), nth);
+    CHECK(!stream_completed(record->stream, record->number));
+    CHECK(stream_is_trusted(record->stream));
+    CHECK_EQ(record->pins, 0);
+    let_it_end();
+    CHECK_OK(record_wait_trusting(record));
+    record_drop(record);
+    end();
+  }
+}
+
+TEST(a_driver_that_goes_away_ends_the_wait)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  sim_fail_call(w.s, SIM_CALL_event_wait, 2, ESPER_SHUT_DOWN);
+  CHECK_STATUS(record_wait_limited(record), ESPER_SHUT_DOWN);
+  CHECK_EQ(limited_waits(), 2);
+  CHECK(stream_is_trusted(record->stream));
+  record_drop(record);
+  let_it_end();
+  esper_core_destroy(w.core);
+  sim_destroy(w.s);
+}

@@ -1,0 +1,423 @@
+/* Before memory grows, the host waits for pending memory. */
+#include "core/requests/hold_back.h"
+
+#include "core/base/clock.h"
+#include "malloc_world.h"
+
+/* A device of 1 GiB and an allowance of 40 MiB: more than three blocks of 12 MiB. */
+static void begin_holding(void)
+{
+  begin_with(1024 * MIB, 40 * MIB);
+}
+
+static uint64_t held_back(void)
+{
+  return world_counters(&w, 0).held_back;
+}
+
+/* As pending(), with a use until the free. */
+static void *pending_by_record_stream(size_t size)
+{
+  void *p = block(size, r);
+  world_record_stream(&w, p, s);
+  world_read_on(&w, s, p, r);
+  world_free(&w, p);
+  return p;
+}
+
+static int64_t reserved(void)
+{
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
+}
+
+TEST(memory_grows_within_the_allowance)
+{
+  begin_holding();
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
+  CHECK_EQ(held_back(), 0);
+  CHECK_EQ(reserved(), 36 * MIB);
+  end();
+}
+
+TEST(beyond_the_allowance_the_host_waits_for_the_oldest)
+{
+  for (int until_free = 0; until_free < 2; until_free++) {
+    begin_holding();
+    void *first = NULL;
+    for (int i = 0; i < 20; i++) {
+      void *p = until_free ? pending_by_record_stream(12 * MIB) : pending(12 * MIB);
+      first = first ? first : p;
+      CHECK(i != 3 || p == first);
+      sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ); /* the streams have more to do */
+    }
+    CHECK_EQ(held_back(), 17);
+    CHECK_EQ(reserved(), 36 * MIB);
+    CHECK_EQ(calls(SIM_CALL_stream_wait), 0);
+    end();
+  }
+}
+
+/* What is newer goes on meanwhile. */
+TEST(the_host_waits_no_longer_than_for_the_oldest)
+{
+  begin_holding();
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
+  size_t before = sim_pending(w.s, 0, s.handle);
+  world_malloc(&w, 12 * MIB, r);
+  CHECK_EQ(held_back(), 1);
+  /* Three of nine operations: a wait, a kernel, a record. One was added, to see where s ends. */
+  CHECK_EQ(sim_pending(w.s, 0, s.handle), before - 3 + 1);
+  end();
+}
+
+TEST(what_completed_in_another_heap_comes_before_a_wait)
+{
+  begin_with(1024 * MIB, 45 * MIB);
+  void *other = block(12 * MIB, t);
+  world_free(&w, other);
+  world_run(&w, t);
+  world_note_all(&w);
+  for (int i = 0; i < 3; i++)
+    pending(14 * MIB);
+  CHECK(world_malloc(&w, 12 * MIB, r) == other);
+  CHECK_EQ(held_back(), 0);
+  end();
+}
+
+/* The GPU works on these meanwhile. */
+TEST(the_two_blocks_that_became_pending_last_are_not_waited_for)
+{
+  begin_holding();
+  pending(100 * MIB);
+  pending(100 * MIB);
+  world_malloc(&w, 100 * MIB, r);
+  CHECK_EQ(held_back(), 0);
+  end();
+  begin_holding();
+  void *p = pending(100 * MIB);
+  pending(100 * MIB);
+  pending(100 * MIB);
+  CHECK(world_malloc(&w, 100 * MIB, r) == p);
+  CHECK_EQ(held_back(), 1);
+  end();
+}
+
+TEST(small_memory_does_not_wait_for_large_memory)
+{
+  begin_holding();
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
+  world_malloc(&w, 4 * KIB, r);
+  CHECK_EQ(held_back(), 0);
+  end();
+}
+
+TEST(without_an_allowance_nobody_waits)
+{
+  begin_with(1024 * MIB, ESPER_ALLOWANCE_OFF);
+  for (int i = 0; i < 20; i++)
+    pending(12 * MIB);
+  CHECK_EQ(held_back(), 0);
+  CHECK_EQ(reserved(), 240 * MIB);
+  CHECK_EQ(world_counters(&w, 0).allowance, 0);
+  end();
+}
+
+TEST(the_default_is_128_mib)
+{
+  begin_with(1024 * MIB, 0);
+  CHECK(world_malloc(&w, 512, r));
+  CHECK_EQ(world_counters(&w, 0).allowance, 128 * MIB);
+  end();
+}
+
+/* Then all that is pending is waited for, whatever the allowance. */
+TEST(what_is_pending_is_waited_for_when_memory_cannot_grow)
+{
+  begin_with(1024 * MIB, 512 * MIB);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 25. / 1024));
+  void *p = pending(12 * MIB), *q = pending(12 * MIB);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
+  CHECK(world_malloc(&w, 12 * MIB, r) == q);
+  CHECK_EQ(held_back(), 0);
+  CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 0);
+  end();
+}
+
+/* ---- the allowance is raised ------------------------------------------------- */
+
+static void complete_all(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  sim_run_all(w.s);
+}
+
+/* Three blocks are pending. While the host waits for the oldest, all that the streams have is
+ * done. */
+static void drain_by_waiting(void)
+{
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
+  sim_after_call(w.s, SIM_CALL_event_wait, complete_all, NULL);
+  world_malloc(&w, 12 * MIB, r);
+  CHECK_EQ(held_back(), 1);
+}
+
+TEST(a_wait_that_left_the_streams_idle_doubles_the_allowance)
+{
+  begin_holding();
+  drain_by_waiting();
+  CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
+  end();
+}
+
+TEST(a_wait_that_left_work_does_not)
+{
+  begin_holding();
+  for (int i = 0; i < 10; i++)
+    pending(12 * MIB);
+  CHECK(held_back() > 1);
+  CHECK_EQ(world_counters(&w, 0).allowance, 40 * MIB);
+  end();
+}
+
+TEST(the_allowance_is_not_raised_beyond_what_is_left)
+{
+  begin_with(100 * MIB, 40 * MIB);
+  drain_by_waiting();
+  CHECK_EQ(world_counters(&w, 0).allowance, 40 * MIB);
+  end();
+}
+
+/* ---- when nobody waits ---------------------------------------------------------- */
+
+/* s waits for a flag that r raises later. */
+static void spin(void)
+{
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
+}
+
+TEST(a_wait_for_work_that_waits_for_this_host_ends)
+{
+  begin_holding();
+  spin();
+  void *p = world_malloc(&w, 12 * MIB, r);
+  CHECK_EQ(reserved(), 48 * MIB);
+  CHECK_EQ(held_back(), 1);
+  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 1);
+  world_malloc(&w, 12 * MIB, r); /* s is left alone now */
+  CHECK_EQ(held_back(), 1);
+  clock_skip(3600000000u);
+  world_malloc(&w, 12 * MIB, r);
+  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 2);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  world_kernel(&w, r, p);
+  sim_run_all(w.s);
+  CHECK_EQ(sim_pending_all(w.s), 0);
+  end();
+}
+
+/* s hangs. What waits for t is waited for all the same, and what waits for s counts no more. */
+TEST(other_streams_are_still_waited_for)
+{
+  begin_with(1024 * MIB, 40 * MIB);
+  spin();
+  CHECK(world_malloc(&w, 12 * MIB, r)); /* s was waited for in vain */
+  CHECK_EQ(held_back(), 1);
+  void *p[3];
+  for (int i = 0; i < 3; i++) {
+    p[i] = block(12 * MIB, r);
+    read_and_free(p[i], t);
+    CHECK_EQ(held_back(), 1);
+  }
+  CHECK(world_malloc(&w, 12 * MIB, r) == p[0]);
+  CHECK_EQ(held_back(), 2);
+  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 1);
+  sim_raise_flag_now(w.s, 0);
+  end();
+}
+
+/* Seven streams hang: nothing completes on any, so one wait says it of all. */
+TEST(one_malloc_waits_in_vain_once)
+{
+  begin_with(1024 * MIB, 1);
+  for (int i = 1; i < WORLD_STREAMS; i++) {
+    sim_wait_flag(w.s, 0, w.stream[i].handle, 0);
+    void *p = block(12 * MIB, r);
+    read_and_free(p, w.stream[i]);
+    CHECK(world_counters(&w, 0).held_back_in_vain <= (unsigned)i);
+  }
+  uint64_t before = world_counters(&w, 0).held_back_in_vain;
+  world_malloc(&w, 12 * MIB, r);
+  CHECK(world_counters(&w, 0).held_back_in_vain <= before + 1);
+  sim_raise_flag_now(w.s, 0);
+  end();
+}
+
+/* Another thread keeps freeing into the heap while this one waits. */
+static void free_more(void *context, sim_call call, int device, void *object)
+{
+  (void)call, (void)device, (void)object;
+  int *left = context;
+  if (*left > 0) {
+    --*left;
+    pending(2 * MIB);
+  }
+}
+
+TEST(others_that_free_for_ever_keep_nobody_waiting)
+{
+  begin_with(4096 * MIB, 1);
+  for (int i = 0; i < 4; i++)
+    pending(12 * MIB);
+  uint64_t before = held_back();
+  int left = 1000;
+  sim_after_call(w.s, SIM_CALL_event_wait, free_more, &left);
+  world_malloc(&w, 200 * MIB, r);
+  sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+  CHECK(held_back() - before < 100);
+  CHECK(left > 800);
+  end();
+}
+
+/* Its end cannot be asked for, but that of the request's stream can. */
+TEST(waits_for_a_mortal_stream_raise_the_allowance_too)
+{
+  begin_holding();
+  esper_stream mortal = world_mortal(&w, 0);
+  for (int i = 0; i < 3; i++) {
+    void *p = block(12 * MIB, r);
+    read_and_free(p, mortal);
+  }
+  sim_after_call(w.s, SIM_CALL_event_wait, complete_all, NULL);
+  world_malloc(&w, 12 * MIB, r);
+  CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
+  sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+  end();
+}
+
+TEST(a_new_allowance_is_not_raised_yet)
+{
+  begin_holding();
+  drain_by_waiting();
+  CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
+  CHECK_OK(esper_configure(w.core, &(esper_config){.allowance = 64 * MIB}));
+  CHECK_EQ(world_counters(&w, 0).allowance, 64 * MIB);
+  sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+  end();
+}
+
+TEST(nobody_waits_inside_a_capture)
+{
+  begin_holding();
+  spin();
+  sim_capture_begin(w.s, 0, r.handle);
+  void *p = world_malloc(&w, 12 * MIB, r);
+  world_kernel(&w, r, p);
+  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
+  CHECK(graph);
+  CHECK_EQ(calls(SIM_CALL_event_wait) + calls(SIM_CALL_event_synchronize), 0);
+  sim_graph_destroy(w.s, graph);
+  sim_raise_flag_now(w.s, 0);
+  end();
+}
+
+static int allocate(void *context)
+{
+  (void)context;
+  void *p = world_malloc(&w, 12 * MIB, t);
+  world_free(&w, p);
+  for (int i = 0; i < 8; i++) {
+    p = block(2 * MIB, t);
+    world_read_on(&w, s, p, t);
+    world_use(&w, p, s, 0);
+    world_free(&w, p);
+  }
+  CHECK_EQ(world_counters(&w, 0).held_back, 0);
+  return 0;
+}
+
+/* The thread that asked for the memory may hold what the other stream's work needs. */
+TEST(nobody_waits_in_a_callback)
+{
+  begin_as(64 * MIB, 1, SIM_WHEN_TOLD);
+  esper_config config = {.allowance = 1, .free_memory = allocate};
+  CHECK_OK(esper_configure(w.core, &config));
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  end();
+}
+
+/* ---- while the host waits --------------------------------------------------------- */
+
+static int hooks, inside;
+
+static void give_up_locks(void (*wait)(void *), void *argument)
+{
+  hooks++;
+  inside = 1;
+  wait(argument);
+  inside = 0;
+}
+
+static void check_inside(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  CHECK(inside);
+}
+
+TEST(the_embedder_gives_up_its_locks_meanwhile)
+{
+  begin_holding();
+  esper_config config = {.allowance = 40 * MIB, .while_waiting = give_up_locks};
+  CHECK_OK(esper_configure(w.core, &config));
+  hooks = 0;
+  sim_before_call(w.s, SIM_CALL_event_wait, check_inside, NULL);
+  for (int i = 0; i < 5; i++)
+    pending(12 * MIB);
+  CHECK_EQ(hooks, 2);
+  CHECK_EQ(held_back(), 2);
+  sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+  end();
+}
+
+static void allocate_there(void *unused)
+{
+  (void)unused;
+  void *p;
+  CHECK_OK(esper_malloc(w.core, 12 * MIB, w.stream[5], &p));
+  CHECK_OK(esper_free(w.core, p));
+}
+
+static void others_go_on(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+  check_on_another_thread(allocate_there, NULL);
+}
+
+TEST(other_threads_go_on_meanwhile)
+{
+  begin_holding();
+  sim_before_call(w.s, SIM_CALL_event_wait, others_go_on, NULL);
+  for (int i = 0; i < 4; i++)
+    pending(12 * MIB);
+  CHECK_EQ(held_back(), 1);
+  end();
+}
+
+TEST(an_event_that_cannot_be_waited_for_lets_memory_grow)
+{
+  begin_holding();
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
+  sim_fail_call(w.s, SIM_CALL_event_wait, 1, ESPER_DEVICE_ERROR);
+  world_malloc(&w, 12 * MIB, r);
+  CHECK_EQ(reserved(), 48 * MIB);
+  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 0);
+  end();
+}
