@@ -41,6 +41,7 @@ C_ROUNDS, C_CALLS = 15, 5000
 STEADY_STEPS = 1_000_000
 MOST_OVER_RECORD_STREAM = 300.0  # ns
 HELD_UP = (1000, 10_000)  # tensors
+HELD_UP_SIZE = 1 << 12  # bytes of each: all together are within the allowance
 BESIDE = 200  # allocations
 
 
@@ -66,7 +67,7 @@ def beside_pending(count: int) -> float:
     side = torch.cuda.Stream()
     figures = []
     for _ in range(5):
-        held = [torch.empty(1 << 16, dtype=torch.uint8, device="cuda") for _ in range(count)]
+        held = [torch.empty(HELD_UP_SIZE, dtype=torch.uint8, device="cuda") for _ in range(count)]
         with torch.cuda.stream(side):
             torch.cuda._sleep(500_000_000)  # longer than the rest takes
         for one in held:
@@ -74,7 +75,7 @@ def beside_pending(count: int) -> float:
         del one
         held.clear()
         begin = time.perf_counter_ns()
-        kept = [torch.empty(1 << 16, dtype=torch.uint8, device="cuda") for _ in range(BESIDE)]
+        kept = [torch.empty(HELD_UP_SIZE, dtype=torch.uint8, device="cuda") for _ in range(BESIDE)]
         figures.append((time.perf_counter_ns() - begin) / BESIDE)
         if side.query():
             raise RuntimeError("the stream was idle before the allocations were over")

@@ -467,8 +467,9 @@ ESPER_API size_t esper_unshare(esper_core *core);
 ESPER_API esper_status esper_open_shared(esper_core *core, int device, const esper_page_name *pages,
                                          size_t count, void **address);
 
-/* Unmaps them once the work that is now on the device and its peers is done. That is at once,
- * or, while a capture goes on, in a later call of these two or of esper_empty_cache().
+/* Unmaps them once the work that is now on the device and its peers is done. That is at once, or
+ * in a later call of these two or of esper_empty_cache(), if a capture goes on or the work does not
+ * end soon.
  * ESPER_INVALID: no opened pages begin there. */
 ESPER_API esper_status esper_close_shared(esper_core *core, void *address);
 

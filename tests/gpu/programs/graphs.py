@@ -433,7 +433,7 @@ def conditional_body() -> dict[str, Any]:
 @scenario
 def child_graph() -> dict[str, Any]:
     """A graph that is one node of another, and late: what is read behind it and marked
-    serves again behind that."""
+    serves again behind the join."""
     x, first, late, after = blank(), blank(), blank(), blank()
     (side,) = other_streams(1)
     own = driver.OwnStream()
@@ -461,8 +461,16 @@ def child_graph() -> dict[str, Any]:
         after.copy_(b)
         del b
         main.wait_stream(side)
-    outs = {0: (first, lambda v: 5 * v), 1: (late, lambda v: v + 1), 2: (after, lambda v: v - 1)}
-    return {"wrong": replay(graph, x, outs), "reused": reused}
+        c, d = x + 3, x + 0
+        again = address in (c.data_ptr(), d.data_ptr())
+        after.add_(c)
+        del c, d
+    outs = {
+        0: (first, lambda v: 5 * v),
+        1: (late, lambda v: v + 1),
+        2: (after, lambda v: 2 * v + 2),
+    }
+    return {"wrong": replay(graph, x, outs), "reused": reused, "reused_after_join": again}
 
 
 @scenario
@@ -546,8 +554,14 @@ def _two_devices(protect: Callable[..., None]) -> dict[str, Any]:
             reused = b.data_ptr() == address
             after.copy_(b)
             del b
+        owner.wait_stream(main)
+        owner.wait_stream(reader)
+        with torch.cuda.stream(owner):
+            c, d = here * 2, here * 1
+            again = address in (c.data_ptr(), d.data_ptr())
+            after.copy_(c)
+            del c, d
         main.wait_stream(owner)
-        main.wait_stream(reader)
     assert torch.cuda.current_device() == main_device
     wrong = 0
     for value in range(1, REPLAYS + 1):
@@ -559,7 +573,7 @@ def _two_devices(protect: Callable[..., None]) -> dict[str, Any]:
         torch.cuda.synchronize()
         torch.cuda.synchronize(1)
         wrong += wrong_elements(late, value) + wrong_elements(after, 8) > 0
-    return {"wrong": wrong, "reused": reused}
+    return {"wrong": wrong, "reused": reused, "reused_after_join": again}
 
 
 @scenario

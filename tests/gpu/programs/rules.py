@@ -495,8 +495,8 @@ def _beside_capture(mode: int) -> Try:
         out = blank()
         captured = blank(1024)
         captured.add_(1)  # the kernel is loaded before anything captures
-    # The owner stream must not borrow: a loan waits for all streams, which beside a capture
-    # nobody can ask for.
+    # The owner stream must not borrow or lend: a loan waits for all streams, which beside a
+    # capture nobody can ask for.
     torch.cuda.empty_cache()
 
     def attempt(value: int) -> dict[str, Any]:
@@ -531,12 +531,12 @@ def _beside_capture(mode: int) -> Try:
             finally:
                 closed.set()
                 thread.join()
-        if "error" in outcome:
-            raise RuntimeError(f"the capture of the other thread: {outcome['error']}")
-        wrong = wrong_elements(out, value) > 0
-        count = int(captured[0].item())
-        driver.launch(outcome["graph"], owner)
-        wrong = wrong or int(captured[0].item()) != count + 1
+            if "error" in outcome:
+                raise RuntimeError(f"the capture of the other thread: {outcome['error']}")
+            wrong = wrong_elements(out, value) > 0
+            count = int(captured[0].item())
+            driver.launch(outcome["graph"], owner)
+            wrong = wrong or int(captured[0].item()) != count + 1
         stream.destroy()
         return {"wrong": wrong, "reused": reused}
 
