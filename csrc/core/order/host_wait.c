@@ -3,7 +3,7 @@
 #include <limits.h>
 
 #include "../base/call.h"
-#include "../base/clock.h"
+#include "../base/monotonic.h"
 #include "../base/error.h"
 #include "record.h"
 #include "retire.h"
@@ -43,7 +43,7 @@ esper_status record_wait(record_t *record)
 bool stream_is_trusted(const stream_t *s)
 {
   uint64_t until = atomic_load_explicit(&s->distrusted_until, memory_order_relaxed);
-  return !until || clock_now() >= until || !RULE(WAITS_IN_VAIN_ARE_RARE);
+  return !until || monotonic_now() >= until || !RULE(WAITS_IN_VAIN_ARE_RARE);
 }
 
 static void distrust(stream_t *s, uint64_t lost)
@@ -51,7 +51,7 @@ static void distrust(stream_t *s, uint64_t lost)
   unsigned before = atomic_load(&s->waits_in_vain);
   if (before < DOUBLINGS)
     atomic_store(&s->waits_in_vain, before + 1);
-  atomic_store(&s->distrusted_until, clock_now() + (REST * (lost + SLICE) << before));
+  atomic_store(&s->distrusted_until, monotonic_now() + (REST * (lost + SLICE) << before));
 }
 
 static void trust(stream_t *s)
@@ -86,11 +86,11 @@ esper_status record_wait_trusting(record_t *record)
   stream_t *s = record->stream;
   if (!stream_is_trusted(s))
     return stream_completes_now(s, record->number) ? ESPER_OK : ESPER_NOT_READY;
-  uint64_t begin = clock_now(), until = atomic_load(&s->distrusted_until);
+  uint64_t begin = monotonic_now(), until = atomic_load(&s->distrusted_until);
   esper_status status = wait_within(record, MOST);
   if (status == ESPER_OK)
     trust(s);
   else if (status == ESPER_NOT_READY && atomic_load(&s->distrusted_until) == until)
-    distrust(s, clock_now() - begin); /* once, however many threads waited */
+    distrust(s, monotonic_now() - begin); /* once, however many threads waited */
   return status;
 }

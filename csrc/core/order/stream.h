@@ -57,7 +57,7 @@ struct stream {
   _Atomic(record_t *) dropped; /* records without references, not yet spare */
   uint64_t syncing; /* the number that will be completed by the synchronisation under way */
   record_t *probe;  /* the last record made by stream_probe */
-  _Atomic uint64_t distrusted_until; /* by clock_now(); 0: never was. See host_wait.h */
+  _Atomic uint64_t distrusted_until; /* by monotonic_now(); 0: never was. See host_wait.h */
   atomic_uint waits_in_vain;         /* how many, less those that were not */
 };
 

@@ -1,7 +1,7 @@
 #include "hold_back.h"
 
 #include "../base/call.h"
-#include "../base/clock.h"
+#include "../base/monotonic.h"
 #include "../blocks/block.h"
 #include "../blocks/use.h"
 #include "../order/capturing.h"
@@ -191,7 +191,7 @@ bool hold_back(const request_t *q)
   record_t *oldest = q->capture || in_callback ? NULL : oldest_work(q, true);
   if (!oldest)
     return false;
-  uint64_t begin = clock_now();
+  uint64_t begin = monotonic_now();
   ends_t ends = find_ends(q, oldest);
   esper_status status = wait_for(q, oldest);
   if (status == ESPER_OK && are_reached(ends))
@@ -200,7 +200,7 @@ bool hold_back(const request_t *q)
   record_drop(oldest);
   lock(&q->device->lock);
   q->device->counters.held_back++;
-  q->device->counters.held_back_us += clock_now() - begin;
+  q->device->counters.held_back_us += monotonic_now() - begin;
   q->device->counters.held_back_in_vain += status == ESPER_NOT_READY;
   unlock(&q->device->lock);
   return status == ESPER_OK;

@@ -1,7 +1,7 @@
 /* The host waits for an event, without a limit or with one. */
 #include "core/order/host_wait.h"
 
-#include "core/base/clock.h"
+#include "core/base/monotonic.h"
 #include "core/order/retire.h"
 #include "streams_world.h"
 
@@ -26,7 +26,7 @@ static record_t *never_yet(esper_stream stream)
 static void pass_slice(void *context, sim_call call, int of_device, void *object)
 {
   (void)context, (void)call, (void)of_device, (void)object;
-  clock_skip(SLICE);
+  monotonic_skip(SLICE);
 }
 
 static void wait_in_vain(record_t *record)
@@ -196,14 +196,14 @@ TEST(a_stream_that_was_waited_for_in_vain_is_left_alone_and_then_tried_again)
   CHECK(!stream_is_trusted(record->stream));
   CHECK(stream_is_trusted(other->stream));
   uint64_t before = limited_waits();
-  clock_skip(19 * SECOND); /* half a second was lost */
+  monotonic_skip(19 * SECOND); /* half a second was lost */
   CHECK(!stream_is_trusted(record->stream));
   CHECK_STATUS(record_wait_trusting(record), ESPER_NOT_READY);
   CHECK_EQ(limited_waits(), before);
   CHECK_EQ(record->stream->waits_in_vain, 1); /* nobody waited */
   CHECK_OK(record_wait_trusting(other));
   CHECK_EQ(limited_waits(), before + 1);
-  clock_skip(60 * SECOND);
+  monotonic_skip(60 * SECOND);
   CHECK(stream_is_trusted(record->stream));
   let_it_end();
   CHECK_OK(record_wait_trusting(record));
@@ -244,10 +244,10 @@ TEST(whoever_must_wait_waits_for_a_stream_that_is_left_alone)
 static int left_alone_for(record_t *record)
 {
   stream_t *s = record->stream;
-  clock_skip(1ull << 42);
-  uint64_t begun = clock_now();
+  monotonic_skip(1ull << 42);
+  uint64_t begun = monotonic_now();
   wait_in_vain(record);
-  uint64_t end = clock_now(), until = atomic_load(&s->distrusted_until);
+  uint64_t end = monotonic_now(), until = atomic_load(&s->distrusted_until);
   uint64_t least = (uint64_t)(PATIENCE + 1) * SLICE, most = end - begun + SLICE;
   int times = REST;
   while (times < REST << 20 && until - begun > (uint64_t)times * most + most)
@@ -289,7 +289,7 @@ TEST(each_wait_that_was_not_in_vain_takes_one_back)
   record_t *record = never_yet(w.stream[1]);
   for (int i = 0; i < 3; i++)
     left_alone_for(record);
-  clock_skip(1ull << 42);
+  monotonic_skip(1ull << 42);
   let_it_end();
   CHECK_OK(record_wait_trusting(record));
   record_drop(record);

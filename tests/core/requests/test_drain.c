@@ -2,7 +2,7 @@
  * was synchronised. And how a device is waited for. */
 #include "core/requests/drain.h"
 
-#include "core/base/clock.h"
+#include "core/base/monotonic.h"
 #include "core/base/core.h"
 #include "core/order/device.h"
 #include "world.h"
@@ -148,7 +148,7 @@ TEST(the_host_does_not_wait_for_ever_for_another_device)
   sim_raise_flag(w.s, 0, r.handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
-  clock_skip(60 * 1000000);
+  monotonic_skip(60 * 1000000);
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
   world_end(&w);
 }
@@ -164,7 +164,7 @@ static void stop_spinning(void)
   sim_raise_flag(w.s, 0, w.stream[0].handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);
-  clock_skip(60 * 1000000);
+  monotonic_skip(60 * 1000000);
 }
 
 static int64_t reserved(void)

@@ -1,7 +1,7 @@
 /* Before memory grows, the host waits for pending memory. */
 #include "core/requests/hold_back.h"
 
-#include "core/base/clock.h"
+#include "core/base/monotonic.h"
 #include "malloc_world.h"
 
 /* A device of 1 GiB and an allowance of 40 MiB: more than three blocks of 12 MiB. */
@@ -211,7 +211,7 @@ TEST(a_wait_for_work_that_waits_for_this_host_ends)
   CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 1);
   world_malloc(&w, 12 * MIB, r); /* s is left alone now */
   CHECK_EQ(held_back(), 1);
-  clock_skip(3600000000u);
+  monotonic_skip(3600000000u);
   world_malloc(&w, 12 * MIB, r);
   CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 2);
   sim_raise_flag(w.s, 0, r.handle, 0);

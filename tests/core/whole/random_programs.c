@@ -20,7 +20,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "core/base/clock.h"
+#include "core/base/monotonic.h"
 #include "esper_sleep.h"
 #include "world.h"
 
@@ -1058,7 +1058,7 @@ static void do_time(thread *t)
   if (!t->p->slow_time || chance(t, 20))
     sim_run_seeded(t->p->s, draw64(t), (size_t)draw(t, 64));
   if (chance(t, 16))
-    clock_skip((uint64_t)draw(t, 100) * 1000000u); /* streams are waited for again */
+    monotonic_skip((uint64_t)draw(t, 100) * 1000000u); /* streams are waited for again */
   if (chance(t, 16))
     esper_retire(t->p->core, draw(t, t->p->devices));
   int on = draw_stream(t);

@@ -1,11 +1,11 @@
-#include "clock.h"
+#include "monotonic.h"
 
 #include <stdatomic.h>
 #include <time.h>
 
 static _Atomic uint64_t skipped;
 
-uint64_t clock_now(void)
+uint64_t monotonic_now(void)
 {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -13,7 +13,7 @@ uint64_t clock_now(void)
          atomic_load_explicit(&skipped, memory_order_relaxed);
 }
 
-void clock_skip(uint64_t microseconds)
+void monotonic_skip(uint64_t microseconds)
 {
   atomic_fetch_add(&skipped, microseconds);
 }
