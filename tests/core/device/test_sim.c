@@ -218,20 +218,47 @@ TEST(sim_run_seeded_runs_an_order_given_by_its_seed)
   end();
 }
 
+static esper_status wait_for_event(void *e)
+{
+  return d->event_synchronize(d->self, 0, e);
+}
+
+static esper_status wait_a_while(void *e)
+{
+  return d->event_wait(d->self, 0, e, 100);
+}
+
+static esper_status (*const HOST_WAITS[])(void *) = {wait_for_event, wait_a_while};
+
+/* A wait for an event, and for all of the device. */
 TEST(a_host_wait_runs_what_it_needs_and_no_more)
 {
+  for (int i = 0; i < 2; i++) {
+    begin();
+    void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
+    sim_kernel(s, 0, c, NULL, 0, SIM_READ);
+    CHECK_OK(d->event_record(d->self, 0, f, c));
+    CHECK_OK(d->stream_wait(d->self, 0, b, f));
+    CHECK_OK(d->event_record(d->self, 0, e, b));
+    sim_kernel(s, 0, a, NULL, 0, SIM_READ);
+    sim_kernel(s, 0, c, NULL, 0, SIM_READ);
+    CHECK_OK(HOST_WAITS[i](e));
+    CHECK_OK(d->event_query(d->self, 0, e));
+    CHECK_EQ(sim_pending(s, 0, a), 1);
+    CHECK_EQ(sim_pending(s, 0, c), 1);
+    CHECK_OK(d->event_record_all(d->self, 0, f));
+    CHECK_OK(HOST_WAITS[i](f));
+    CHECK_EQ(sim_pending_all(s), 0);
+    check_silent();
+    end();
+  }
+}
+
+TEST(a_device_wait_runs_everything)
+{
   begin();
-  void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
-  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
-  CHECK_OK(d->event_record(d->self, 0, f, c));
-  CHECK_OK(d->stream_wait(d->self, 0, b, f));
-  CHECK_OK(d->event_record(d->self, 0, e, b));
-  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
-  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
-  CHECK_OK(d->event_synchronize(d->self, 0, e));
-  CHECK_OK(d->event_query(d->self, 0, e));
-  CHECK_EQ(sim_pending(s, 0, a), 1);
-  CHECK_EQ(sim_pending(s, 0, c), 1);
+  sim_kernel(s, 0, stream(), NULL, 0, SIM_READ);
+  sim_kernel(s, 0, stream(), NULL, 0, SIM_READ);
   CHECK_OK(d->device_synchronize(d->self, 0));
   CHECK_EQ(sim_pending_all(s), 0);
   end();
@@ -239,14 +266,16 @@ TEST(a_host_wait_runs_what_it_needs_and_no_more)
 
 TEST(a_host_wait_runs_other_streams_that_raise_a_flag)
 {
-  begin();
-  void *a = stream(), *b = stream(), *e = event();
-  sim_wait_flag(s, 0, a, 0);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  sim_raise_flag(s, 0, b, 0);
-  CHECK_OK(d->event_synchronize(d->self, 0, e));
-  check_silent();
-  end();
+  for (int i = 0; i < 2; i++) {
+    begin();
+    void *a = stream(), *b = stream(), *e = event();
+    sim_wait_flag(s, 0, a, 0);
+    CHECK_OK(d->event_record(d->self, 0, e, a));
+    sim_raise_flag(s, 0, b, 0);
+    CHECK_OK(HOST_WAITS[i](e));
+    check_silent();
+    end();
+  }
 }
 
 TEST(an_impossible_host_wait_is_reported)
@@ -265,44 +294,6 @@ TEST(an_impossible_host_wait_is_reported)
 }
 
 /* ---- waiting for a limited time ------------------------------------------- */
-
-static esper_status wait_a_while(void *e)
-{
-  return d->event_wait(d->self, 0, e, 100);
-}
-
-TEST(a_limited_wait_runs_what_it_needs_and_no_more)
-{
-  begin();
-  void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
-  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
-  CHECK_OK(d->event_record(d->self, 0, f, c));
-  CHECK_OK(d->stream_wait(d->self, 0, b, f));
-  CHECK_OK(d->event_record(d->self, 0, e, b));
-  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
-  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
-  CHECK_OK(wait_a_while(e));
-  CHECK_OK(d->event_query(d->self, 0, e));
-  CHECK_EQ(sim_pending(s, 0, a), 1);
-  CHECK_EQ(sim_pending(s, 0, c), 1);
-  CHECK_OK(d->event_record_all(d->self, 0, f));
-  CHECK_OK(wait_a_while(f));
-  CHECK_EQ(sim_pending_all(s), 0);
-  check_silent();
-  end();
-}
-
-TEST(a_limited_wait_runs_other_streams_that_raise_a_flag)
-{
-  begin();
-  void *a = stream(), *b = stream(), *e = event();
-  sim_wait_flag(s, 0, a, 0);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  sim_raise_flag(s, 0, b, 0);
-  CHECK_OK(wait_a_while(e));
-  check_silent();
-  end();
-}
 
 TEST(a_limited_wait_for_work_at_once_is_over_at_once)
 {

@@ -4,28 +4,15 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "world.h"
+#include "roles.h"
 
-static world w;
-/* Streams by role: r owns and wants memory, s and t read, o is another one. */
-static esper_stream r, s, t, o;
 static esper_stream f, g; /* readers on a second device, where there is one */
-
-enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
 
 /* A device that holds `mib`, so that the next malloc must reuse. */
 static void begin_on(int devices, size_t mib, int mapped)
 {
-  sim_options options = {.devices = devices,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .virtual_memory = mapped,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = mib * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
-  o = w.stream[3];
+  begin_roles((sim_options){.devices = devices, .capacity = mib * MIB, .virtual_memory = mapped},
+              NULL);
   if (devices > 1) {
     f = world_stream(&w, 1);
     g = world_stream(&w, 1);
@@ -35,24 +22,6 @@ static void begin_on(int devices, size_t mib, int mapped)
 static void begin(size_t mib)
 {
   begin_on(1, mib, 0);
-}
-
-static void end(void)
-{
-  world_end(&w);
-}
-
-static void *block(size_t mib, esper_stream stream)
-{
-  void *p = world_malloc(&w, mib * MIB, stream);
-  world_kernel(&w, stream, p);
-  return p;
-}
-
-static void read_and_mark(void *p, esper_stream owner, esper_stream reader)
-{
-  world_read_on(&w, reader, p, owner);
-  world_use(&w, p, reader, 0);
 }
 
 /* Both read by `reader`, one event for both. */

@@ -8,26 +8,13 @@
 
 #include "core/base/rules.h"
 #include "esper_sleep.h"
-#include "world.h"
-
-static world w;
-/* Streams by role: r owns and wants memory, s and t read, o is another one. */
-static esper_stream r, s, t, o;
-
-enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
+#include "roles.h"
 
 /* A device that holds `mib`, so that the next malloc must reuse. */
 static void begin_with(size_t mib, size_t allowance)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = mib * MIB};
   esper_config config = {.allowance = allowance};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
-  o = w.stream[3];
+  begin_roles((sim_options){.capacity = mib * MIB}, &config);
 }
 
 static void begin(size_t mib)
@@ -46,36 +33,8 @@ static void complete_here(void)
 /* The same, where pages can be mapped. */
 static void begin_mapped(size_t mib)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .capacity = mib * MIB};
   esper_config config = {.large_segment_size = 20 * MIB}; /* its pages */
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
-  o = w.stream[3];
-}
-
-static void end(void)
-{
-  world_end(&w);
-}
-
-/* Memory for a stream, with a kernel of that stream on it. */
-static void *block(size_t mib, esper_stream stream)
-{
-  void *p = world_malloc(&w, mib * MIB, stream);
-  world_kernel(&w, stream, p);
-  return p;
-}
-
-/* A marked read of p, which `owner` wrote. */
-static void read_and_mark(void *p, esper_stream owner, esper_stream reader)
-{
-  world_read_on(&w, reader, p, owner);
-  world_use(&w, p, reader, 0);
+  begin_roles((sim_options){.capacity = mib * MIB, .virtual_memory = 1}, &config);
 }
 
 /* An event of the core's on `stream`, which covers all that is there. */

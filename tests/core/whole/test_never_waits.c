@@ -6,13 +6,7 @@
  *
  * Each test is an episode in which a core that makes streams wait would do so. Here it fails at
  * once, whether or not a follower is hurt. */
-#include "world.h"
-
-static world w;
-/* Streams by role: r wants memory, s and o read or own some, and t follows r. */
-static esper_stream r, s, t, o;
-
-enum { X = 12, Y = 14, Z = 16 }; /* MiB: each has a segment of its own */
+#include "roles.h"
 
 static int is_of_program(void *handle)
 {
@@ -32,14 +26,7 @@ static void refuse(void *context, sim_call call, int device, void *stream)
 
 static void begin_with(sim_options options)
 {
-  options.oracle = SIM_ORACLE_KNOWN;
-  options.completion = SIM_WHEN_TOLD;
-  esper_config config = {0};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
-  o = w.stream[3];
+  begin_roles(options, NULL);
   static const sim_call CALLS[] = {SIM_CALL_stream_wait, SIM_CALL_copy_to_host,
                                    SIM_CALL_copy_to_device, SIM_CALL_memory_zero};
   for (size_t i = 0; i < sizeof CALLS / sizeof *CALLS; i++)
@@ -55,19 +42,6 @@ static void begin(size_t mib)
 static void begin_mapped(size_t mib)
 {
   begin_with((sim_options){.capacity = mib * MIB, .virtual_memory = 1});
-}
-
-static void end(void)
-{
-  world_end(&w);
-}
-
-/* Memory for a stream, with a kernel of that stream on it. */
-static void *block(size_t mib, esper_stream stream)
-{
-  void *p = world_malloc(&w, mib * MIB, stream);
-  world_kernel(&w, stream, p);
-  return p;
 }
 
 /* t comes after all that r was given, r is given memory, and t is the first to use it. */
