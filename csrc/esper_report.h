@@ -46,7 +46,7 @@ typedef struct esper_pool_stats {
 typedef struct esper_counters {
   uint64_t held_back;         /* how often the host was held back before memory grew */
   uint64_t held_back_us;      /* how long in all */
-  uint64_t held_back_in_vain; /* how often it gave up, because nothing on the device completed */
+  uint64_t held_back_in_vain; /* how often the host gave up: host_wait.h */
   uint64_t allowance;     /* bytes that may be pending, as raised; 0: the host is never held back */
   uint64_t loans;         /* blocks handed out on a stream other than their home */
   uint64_t uses_pending;  /* uses attached to live or free blocks */

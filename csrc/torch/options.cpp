@@ -58,8 +58,7 @@ void warn(void * /*context*/, const char *text)
   }
 }
 
-// How the core waits while the host is held back. The caller may be any thread, with the GIL or
-// without.
+// How malloc waits on the host. The caller may be any thread, with the GIL or without.
 void wait_without_gil(void (*wait)(void *argument), void *argument)
 {
   const WithoutGil released;

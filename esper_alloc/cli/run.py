@@ -53,8 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--allowance",
         metavar="SIZE|off",
         type=size,
-        help="how much of a stream's free memory may wait for other streams' work before the "
-        f"host is held back, so that memory need not grow (default: {ALLOWANCE.default}): bytes, a "
+        help="how much of a stream's free memory may wait for other streams' work; beyond that "
+        f"the host waits for it, before memory grows (default: {ALLOWANCE.default}): bytes, a "
         "size such as 128MiB, 1 GiB or 512M, or off; the same as ESPER_ALLOC_ALLOWANCE",
     )
     parser.add_argument(

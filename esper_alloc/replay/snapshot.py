@@ -77,8 +77,8 @@ def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
     some has a key ``uses``, a list of dicts: ``stream`` (its handle), ``device`` (the
     stream's), ``number`` (of the stream's event that ends the use; ``held``: the first
     event number that would end it; 0: there is none) and ``kind``:
-    ``record_use``, ``until_free`` (a mark that lasts until the free, or ``record_stream``),
-    ``held``, or ``captured``.
+    ``record_use``, ``until_free`` (it lasts until the free: such a mark, ``record_stream``,
+    an automatic use or a loan), ``held``, or ``captured``.
     Each segment with a tag, or with memory that sleeps, has the keys ``tag`` (``""``: none) and
     ``asleep_size``, the bytes of it that are not on the device. Its ``total_size`` contains them.
     Its ``allocator_settings`` have the key ``esper_alloc_allowance``: bytes, or None if the host is

@@ -26,9 +26,10 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, fl
     Uses of freed memory that have completed are not counted any more. Since the
     process began:
 
-    - ``held_back``: how often the host was held back, so that memory need not grow;
+    - ``held_back``: how often the host was held back before memory would have grown;
     - ``held_back_seconds``: how long in all;
-    - ``held_back_in_vain``: how often it gave up, because nothing on the device completed;
+    - ``held_back_in_vain``: how often it gave up, because nothing on any device
+      completed for a second, or after ten seconds;
     - ``loans``: blocks that were handed out on another stream than their own;
     - ``events_created``: events that were created; in a steady loop this does not grow;
     - ``pages_moved``: pages that moved from where they were free to where memory

@@ -80,7 +80,8 @@ static void count_pending(const heap_t *heap, esper_counters *counters)
 esper_status esper_get_counters(esper_core *core, int device_index, esper_counters *counters)
 {
   device_t *device;
-  *counters = (esper_counters){0};
+  size_t allowance = allowance_given(core);
+  *counters = (esper_counters){.allowance = allowance == SIZE_MAX ? 0 : allowance};
   esper_status status = core_used_device(core, device_index, &device);
   if (!device)
     return status;
@@ -89,10 +90,10 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
   *counters = device->counters;
   for (const heap_t *heap = device->heaps; heap; heap = heap->next_on_device) {
     count_pending(heap, counters);
-    uint64_t allowance = allowance_of(heap);
-    if (allowance != SIZE_MAX && allowance > counters->allowance)
-      counters->allowance = allowance;
+    if (allowance_of(heap) > allowance)
+      allowance = allowance_of(heap);
   }
+  counters->allowance = allowance == SIZE_MAX ? 0 : allowance;
   counters->uses_pending = device->uses.live;
   counters->bytes_orphaned = device->orphaned_bytes;
   counters->metadata_bytes = arena_used_bytes(&device->blocks) +

@@ -1,10 +1,10 @@
-/* monotonic.h: the time, for waits that end after a while. */
+/* monotonic.h: a clock that never goes back, for waits that end after a while. */
 #ifndef ESPER_MONOTONIC_H
 #define ESPER_MONOTONIC_H
 
 #include <stdint.h>
 
-/* Microseconds since some moment. */
+/* Microseconds since a fixed moment. */
 uint64_t monotonic_now(void);
 /* Moves the clock on, for tests. */
 void monotonic_skip(uint64_t microseconds);

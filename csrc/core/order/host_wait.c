@@ -10,9 +10,9 @@
 
 enum {
   SLICE = 10000,  /* microseconds; after each one the other streams are asked */
-  PATIENCE = 100, /* slices without progress: the GPU may be at a long kernel */
-  MOST = 1000, /* slices with progress: it may be that of work which has nothing to do with this */
-  REST = 40,   /* so that waits in vain take a fortieth of the time */
+  PATIENCE = 100, /* slices in a row in which nothing completes: the GPU may be at a long kernel */
+  MOST = 1000,    /* slices in all: what completes may have nothing to do with the awaited work */
+  REST = 40,      /* so that waits in vain take a fortieth of the time */
   DOUBLINGS = 16
 };
 

@@ -4,9 +4,9 @@
  * answers later, a kernel that spins on a flag. So a wait that is not necessary has a limit: it
  * ends when no event of the core's has completed for a second.
  *
- * A wait that comes with an ordinary malloc is trusting: it ends after ten seconds in any case.
- * If it was in vain, the stream is not waited for like that during forty times as long as the
- * wait took, and at each failure in a row for twice as long. */
+ * The wait of a malloc or of a pool that begins, for one record, is trusting: it ends after ten
+ * seconds in any case. If it was in vain, the stream is not waited for like that during forty times
+ * as long as the wait took. Each further failure doubles that time, and each success halves it. */
 #ifndef ESPER_HOST_WAIT_H
 #define ESPER_HOST_WAIT_H
 

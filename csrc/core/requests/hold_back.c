@@ -25,12 +25,18 @@ bool call_free_memory(const esper_config *given)
   return freed;
 }
 
-size_t allowance_of(const heap_t *heap)
+size_t allowance_given(core_t *core)
 {
-  size_t given = config_of(heap->device->core)->as_given.allowance;
+  size_t given = config_of(core)->as_given.allowance;
   if (given == ESPER_ALLOWANCE_OFF)
     return SIZE_MAX;
-  return (given ? given : (size_t)ALLOWANCE) << heap->allowance_doubled;
+  return given ? given : ALLOWANCE;
+}
+
+size_t allowance_of(const heap_t *heap)
+{
+  size_t given = allowance_given(heap->device->core);
+  return given == SIZE_MAX ? SIZE_MAX : given << heap->allowance_doubled;
 }
 
 /* ---- what is waited for ------------------------------------------------ */
@@ -44,8 +50,8 @@ static record_t *awaited(const request_t *q, const block_t *block)
   return record && stream_is_trusted(record->stream) ? record : NULL;
 }
 
-/* The oldest pending block that is not waited for, because it and the newer ones are within the
- * allowance. NULL: all are. */
+/* The oldest of the pending blocks that are not waited for: the two newest, and as many as fit into
+ * the allowance. NULL: none is waited for. */
 static const block_t *oldest_within(const request_t *q, size_t allowance)
 {
   size_t bytes = q->size;
@@ -61,7 +67,8 @@ static const block_t *oldest_within(const request_t *q, size_t allowance)
   return NULL;
 }
 
-/* The oldest work that pending memory waits for, with a reference. `mindful`: of the allowance. */
+/* The oldest work that pending memory waits for, with a reference. `mindful`: NULL if what is
+ * pending is within the allowance. */
 static record_t *oldest_work(const request_t *q, bool mindful)
 {
   record_t *oldest = NULL;
@@ -100,8 +107,8 @@ static ends_t find_ends(const request_t *q, const record_t *awaited)
   return (ends_t){{stream_record_unpresented(awaited->stream), stream_record(q->stream)}};
 }
 
-/* A mortal stream cannot be asked where it ends. An event behind work that has just completed takes
- * a moment, too. */
+/* The end of a mortal stream is not known, so it counts as reached. The driver may report an
+ * event a moment after the work before it, so it is asked several times. */
 static bool are_reached(ends_t ends)
 {
   enum { QUESTIONS = 8 };

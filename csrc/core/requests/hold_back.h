@@ -2,9 +2,9 @@
  *
  * A host that runs ahead of the GPU frees memory long before other streams are done with it, and
  * takes new memory meanwhile. So when more than an allowance of a heap's memory is pending, malloc
- * waits on the host for the oldest work that it waits for. The GPU must stay busy meanwhile. So the
- * two blocks that became pending last are never waited for, and the allowance is doubled when a
- * wait left the streams idle.
+ * waits on the host for the oldest work that it waits for. The GPU must stay busy meanwhile. So as
+ * long as memory can grow, the two blocks that became pending last are not waited for. The
+ * allowance is doubled when a wait left both streams idle and nothing pending.
  *
  * Nobody is held back inside a capture, or in a callback of the allocator's own. host_wait.h
  * says when a wait ends in vain. */
@@ -13,7 +13,8 @@
 
 #include "request.h"
 
-/* Waits once. False: memory may grow at once. No lock is held. */
+/* Waits for one record, if more than the allowance is pending. False: it did not wait, or in vain,
+ * so that memory should grow. No lock is held. */
 bool hold_back(const request_t *q);
 
 /* The same whatever the allowance. False: there is nothing to wait for, or the wait failed. */
@@ -25,10 +26,12 @@ unsigned most_waits(const request_t *q);
 /* Calls wait(argument) without the embedder's locks. */
 void wait_unlocked(const request_t *q, void (*wait)(void *), void *argument);
 
-/* Bytes that may be pending in the heap. SIZE_MAX: there is no limit. Under the device's lock. */
+/* Bytes that may be pending in a heap, before they are raised. SIZE_MAX: there is no limit. */
+size_t allowance_given(core_t *core);
+/* The same as raised for this heap. Under the device's lock. */
 size_t allowance_of(const heap_t *heap);
 
-/* Calls the embedder's function, in which the thread's mallocs do not wait. */
+/* Calls the embedder's function. The thread's mallocs in it are not held back. */
 bool call_free_memory(const esper_config *given);
 
 #endif

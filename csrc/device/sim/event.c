@@ -229,7 +229,7 @@ esper_status sim_wait_stream(sim *s, sim_stream *stream, sim_event *event, int o
     if (event_is_fresh(event))
       return ESPER_OK; /* nothing to wait for */
     if (s->options.oracle && of_core)
-      sim_stream_gate(s, stream);
+      sim_stream_core_waits(s, stream);
     else if (s->options.oracle)
       sim_clock_join(s, &stream->by_program, &event->by_program);
     if (s->options.oracle)

@@ -2,8 +2,8 @@
  * after all the work that it gave the stream.
  *
  * A follower comes after everything that the stream came after when the program last gave it work.
- * So it can lack only what the core alone has ordered since, by a wait. In a capture the core can
- * add neither nodes nor edges. */
+ * So it can come too early only if the core made the stream wait since then: the follower does not
+ * have that wait. In a capture the core can add neither nodes nor edges. */
 #include "follow.h"
 
 #include "base.h"
@@ -43,10 +43,11 @@ static int lacks_outside(sim *s, const sim_mark *mark, const sim_stream *stream,
 int sim_follower_lacks(sim *s, const sim_mark *mark, const sim_stream *stream,
                        sim_follower *follower)
 {
-  if (stream->capture || !stream->gated)
+  if (stream->capture || !stream->core_waited)
     return 0;
-  sim_future ungated = {.clock = &stream->ungated};
-  return !sim_mark_is_before_future(s, mark, &ungated) && lacks_outside(s, mark, stream, follower);
+  sim_future before_wait = {.clock = &stream->before_wait};
+  return !sim_mark_is_before_future(s, mark, &before_wait) &&
+         lacks_outside(s, mark, stream, follower);
 }
 
 void sim_report_follower(sim *s, const sim_follower *follower)

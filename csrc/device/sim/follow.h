@@ -9,8 +9,8 @@ typedef struct sim_follower {
   const sim_event *event; /* whoever waits for it; neither: a stream that is yet to be made */
 } sim_follower;
 
-/* Nonzero: the mark is not ordered before some follower's future. The mark is ordered before the
- * stream's own. */
+/* Nonzero: some follower may start before the mark is over. The mark must be ordered before the
+ * stream's own future. */
 int sim_follower_lacks(sim *s, const sim_mark *mark, const sim_stream *stream,
                        sim_follower *follower);
 void sim_report_follower(sim *s, const sim_follower *follower);

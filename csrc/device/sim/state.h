@@ -64,11 +64,11 @@ typedef struct sim_stream {
   sim_nodes tails; /* in a capture: the nodes its next node depends on */
 
   /* What the program did, for the check of followers. */
-  int of_core;          /* made by the driver's stream_create */
-  uint64_t given;       /* the last operation that the program gave it */
-  int gated;            /* since then the core made it wait */
-  sim_clock ungated;    /* if so: its clock before */
-  sim_clock by_program; /* what the program's waits order its future after */
+  int of_core;           /* made by the driver's stream_create */
+  uint64_t given;        /* the last operation that the program gave it */
+  int core_waited;       /* since then the core made it wait */
+  sim_clock before_wait; /* if so: its clock before */
+  sim_clock by_program;  /* what the program's waits order its future after */
 } sim_stream;
 
 typedef struct sim_event {

@@ -57,7 +57,7 @@ static sim_stream *stream_make(sim *s, int device)
   stream->tails.count = 0;
   stream->of_core = 0;
   stream->given = stream->enqueued;
-  stream->gated = 0;
+  stream->core_waited = 0;
   stream->by_program.count = 0;
   return stream;
 }
@@ -81,15 +81,15 @@ void sim_stream_given(sim_stream *stream)
   if (stream->of_core || stream->capture)
     return;
   stream->given = stream->enqueued;
-  stream->gated = 0;
+  stream->core_waited = 0;
 }
 
-void sim_stream_gate(sim *s, sim_stream *stream)
+void sim_stream_core_waits(sim *s, sim_stream *stream)
 {
-  if (stream->of_core || stream->gated)
+  if (stream->of_core || stream->core_waited)
     return;
-  stream->gated = 1;
-  sim_clock_copy(s, &stream->ungated, &stream->clock);
+  stream->core_waited = 1;
+  sim_clock_copy(s, &stream->before_wait, &stream->clock);
 }
 
 void sim_stream_kill(sim *s, sim_stream *stream)
@@ -207,7 +207,7 @@ void sim_streams_destroy(sim *s)
     sim_stream *stream = s->streams[i];
     free(stream->clock.at);
     free(stream->tails.at);
-    free(stream->ungated.at);
+    free(stream->before_wait.at);
     free(stream->by_program.at);
     free(stream);
   }

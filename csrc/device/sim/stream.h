@@ -13,7 +13,7 @@ sim_stream *sim_stream_find(sim *s, int device, void *handle, const char *who);
 /* The program gave the stream its last operation. */
 void sim_stream_given(sim_stream *stream);
 /* The core is about to make the stream wait. */
-void sim_stream_gate(sim *s, sim_stream *stream);
+void sim_stream_core_waits(sim *s, sim_stream *stream);
 void sim_stream_kill(sim *s, sim_stream *stream);
 void *sim_stream_handle(const sim_stream *stream);
 

@@ -199,6 +199,9 @@ TEST(counters_tell_what_is_pending_and_what_is_held)
 TEST(the_allowance_is_told)
 {
   begin();
+  world_set_allowance(&w, 0);
+  CHECK_EQ(world_counters(&w, 0).allowance, 128 * MIB); /* the device is not used yet */
+  world_set_allowance(&w, ESPER_ALLOWANCE_OFF);
   CHECK_EQ(world_counters(&w, 0).allowance, 0);
   world_free(&w, world_malloc(&w, 512, r));
   world_malloc(&w, 512, s);

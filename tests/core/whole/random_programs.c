@@ -321,7 +321,7 @@ static block *malloc_only(thread *t, int on)
   if (t->tag_now)
     must(esper_tag_push(TAG_NAMES[t->tag_now]), "tag_push");
   status = malloc_from(t, pool, size, es, &ptr);
-  /* A use without gate may have forbidden to wait, and have completed meanwhile. */
+  /* Work that was stalled may have completed meanwhile. */
   if (status == ESPER_OUT_OF_MEMORY && t->has_stalled)
     status = malloc_from(t, pool, size, es, &ptr);
   if (t->tag_now)

@@ -200,7 +200,7 @@ static const struct step {
     {"a malloc beside 1,000 blocks that are held up", malloc_beside_pending, 2215, hold_up},
     {"the same, a mark on another stream and its end", malloc_beside_news, 5300,
      hold_up_and_keep_one},
-    {"a malloc that gates on one of 1,000 blocks", malloc_beside_pending, 4070, mark_and_free},
+    {"a malloc beside 1,000 blocks, one marked and freed", malloc_beside_pending, 4070, mark_and_free},
     {"a note on the block's own stream", note_on_own_stream, 180, keep_one},
     {"three notes on their own stream", note_three, 300, keep_one},
     {"a note that was made before", note_once_more, 190, keep_one},
