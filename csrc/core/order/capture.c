@@ -186,8 +186,9 @@ void capture_point_drop(capture_point_t *point)
 
 static void raise(branch_t *b, const branch_t *of, uint64_t number)
 {
-  if (of->index < BRANCHES && atomic_load(&b->vector_clock[of->index]) < number)
-    atomic_store(&b->vector_clock[of->index], number);
+  if (of->index >= BRANCHES || atomic_load(&b->vector_clock[of->index]) >= number)
+    return;
+  atomic_store(&b->vector_clock[of->index], number);
   atomic_fetch_add(&b->stream->core->epoch, 1);
 }
 
@@ -217,8 +218,9 @@ static void walk(branch_t *b, void *handle, void *const *tails, int tail_count, 
   void *nodes[VISITS];
   int count = 0;
   stream_t *s = b->stream;
-  for (; count < tail_count; count++)
-    nodes[count] = tails[count];
+  for (int i = 0; i < tail_count; i++)
+    if (tails[i] != until)
+      nodes[count++] = tails[i];
   for (int i = 0; i < count; i++) {
     meet(b, nodes[i]);
     void *before[BEFORE];
@@ -244,7 +246,10 @@ void branch_learn(branch_t *b, void *handle)
   bool walked = count == 1 && tails[0] == b->learned && b->seen == branches;
   if (count > 0 && !walked) {
     walk(b, handle, tails, count, b->seen == branches ? b->learned : NULL);
-    b->learned = count == 1 ? tails[0] : NULL;
+    if (count == 1)
+      b->learned = tails[0];
+    else if (b->seen != branches)
+      b->learned = NULL;
     b->seen = branches;
   }
   unlock(&b->stream->lock);

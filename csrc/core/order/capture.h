@@ -30,7 +30,7 @@ struct branch {
   unsigned index;
   uint64_t last; /* number of the newest point */
   void *node;    /* the node of that point */
-  void *learned; /* the only node that the last walk back began at, or NULL */
+  void *learned; /* the node that the last walk back from a single node began at, or NULL */
   unsigned seen; /* how many branches the capture had at that walk */
   _Atomic uint64_t vector_clock[BRANCHES];
   branch_t *next;

@@ -67,11 +67,11 @@ static esper_status wait_within(record_t *record, int most)
   esper_status status = ESPER_NOT_READY;
   for (int slices = 0, idle = 0; status == ESPER_NOT_READY && idle < PATIENCE && slices < most;
        slices++) {
-    uint64_t epoch = atomic_load(&core->epoch);
+    uint64_t before = atomic_load(&core->completions);
     status = wait_for(record, true);
     if (status == ESPER_NOT_READY)
       stream_retire_all(core);
-    idle = atomic_load(&core->epoch) == epoch ? idle + 1 : 0;
+    idle = atomic_load(&core->completions) == before ? idle + 1 : 0;
   }
   return status;
 }

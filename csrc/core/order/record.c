@@ -155,8 +155,10 @@ void records_complete(stream_t *s, uint64_t number)
       r->event = NULL;
     }
   }
-  if (news)
+  if (news) {
     atomic_fetch_add(&s->core->epoch, 1);
+    atomic_fetch_add(&s->core->completions, 1);
+  }
 }
 
 /* ---- recording --------------------------------------------------------- */

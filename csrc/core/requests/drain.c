@@ -42,6 +42,14 @@ void held_uses_record(core_t *core, presented_t p)
 
 /* ---- a device is waited for -------------------------------------------- */
 
+/* Consumes the reference. */
+static esper_status wait_for_record(record_t *record, unsigned how)
+{
+  esper_status status = how & DRAIN_LIMITED ? record_wait_limited(record) : record_wait(record);
+  record_drop(record);
+  return status;
+}
+
 /* Waits for each stream that can record an event now. Sets *left if some stream cannot, and
  * *capturing if a stream is being captured. */
 static esper_status wait_for_streams(device_t *device, unsigned how, bool *left, bool *capturing)
@@ -69,8 +77,7 @@ static esper_status wait_for_streams(device_t *device, unsigned how, bool *left,
       *left = true;
       continue;
     }
-    status = how & DRAIN_LIMITED ? record_wait_limited(record) : record_wait(record);
-    record_drop(record);
+    status = wait_for_record(record, how);
     if (status == ESPER_NOT_READY)
       all = status; /* the others may complete */
     else if (status != ESPER_OK)
@@ -95,9 +102,7 @@ static esper_status wait_for_event(device_t *device, unsigned how)
   record_t *record = stream_record_unpresented(device->all_streams);
   if (!record)
     return ESPER_UNSUPPORTED;
-  esper_status status = how & DRAIN_LIMITED ? record_wait_limited(record) : record_wait(record);
-  record_drop(record);
-  return status;
+  return wait_for_record(record, how);
 }
 
 /* `wait` waits for everything that was enqueued on the device before. */
@@ -178,7 +183,7 @@ esper_status drain_device(device_t *device, unsigned how)
   for (int d = 0; d < core->device_count; d++) {
     device_t *other = &core->devices[d];
     if (other != device && atomic_load(&other->ready) && waits_for(device, other))
-      drain_alone(other, how);
+      drain_alone(other, how); /* if that is in vain, there is no memory: better than no end */
   }
   pools_retire(device);
   return status;

@@ -104,7 +104,9 @@ static ends_t find_ends(const request_t *q, const record_t *awaited)
 {
   if (capturing_is_possible_now(q->device))
     return (ends_t){{NULL, NULL}};
-  return (ends_t){{stream_record_unpresented(awaited->stream), stream_record(q->stream)}};
+  presented_t now = q->stream;
+  now.asked = false; /* a capture may have begun while the host waited */
+  return (ends_t){{stream_record_unpresented(awaited->stream), stream_record(now)}};
 }
 
 /* The end of a mortal stream is not known, so it counts as reached. The driver may report an

@@ -403,6 +403,38 @@ TEST(a_stream_learns_what_joins_later)
   end();
 }
 
+/* r's own long past is not walked over again after each join: there would be no visits left for
+ * t's. */
+TEST(what_was_walked_over_before_a_join_is_not_walked_over_again)
+{
+  begin();
+  uint64_t capture = capture_begin();
+  branch_t *of_r = capture_branch(w.core, present(r).stream, capture);
+  branch_t *of_t = capture_branch(w.core, present(t).stream, capture);
+  capture_point_t point;
+  node(r);
+  world_wait(&w, s, r);
+  world_wait(&w, t, r);
+  node(s);
+  node(t);
+  CHECK(branch_point(of_t, t.handle, &point));
+  for (int i = 0; i < 200; i++)
+    node(r);
+  branch_learn(of_r, r.handle);
+  world_wait(&w, r, s);
+  branch_learn(of_r, r.handle);
+  for (int i = 0; i < 100; i++)
+    node(t);
+  world_wait(&w, r, t);
+  branch_learn(of_r, r.handle);
+  CHECK(branch_is_after(of_r, &point));
+  capture_point_drop(&point);
+  branch_drop(of_r);
+  branch_drop(of_t);
+  sim_capture_abort(w.s, 0, r.handle);
+  end();
+}
+
 /* Asking changes nothing: the graph is the program's. */
 TEST(learning_and_pointing_add_nothing_to_the_graph)
 {

@@ -185,6 +185,26 @@ TEST(what_completes_on_other_streams_prolongs_no_wait_for_ever)
   CHECK_EQ(slices_beside(MOST), MOST);
 }
 
+/* Such as that a use got its event. */
+static void make_other_news(void *context, sim_call call, int of_device, void *object)
+{
+  (void)context, (void)call, (void)of_device, (void)object;
+  atomic_fetch_add(&w.core->epoch, 1);
+}
+
+TEST(news_that_are_no_completion_do_not_prolong_the_wait)
+{
+  begin();
+  record_t *record = never_yet(w.stream[1]);
+  sim_after_call(w.s, SIM_CALL_event_wait, make_other_news, NULL);
+  CHECK_STATUS(record_wait_trusting(record), ESPER_NOT_READY);
+  sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+  CHECK_EQ(limited_waits(), PATIENCE);
+  let_it_end();
+  record_drop(record);
+  end();
+}
+
 /* ---- after a wait in vain --------------------------------------------------------- */
 
 TEST(a_stream_that_was_waited_for_in_vain_is_left_alone_and_then_tried_again)
