@@ -126,7 +126,7 @@ def test_each_rule_and_each_hole_is_caught(capsys: pytest.CaptureFixture[str]) -
     rules = [line for line in output.splitlines() if line.startswith(("rule ", "hole "))]
     assert rules and all("caught by" in line for line in rules)
     holes = {line.split(",")[0] for line in rules if line.startswith("hole ")}
-    assert holes == {f"hole {number}" for number in range(1, 8)}
+    assert holes == {f"hole {number}" for number in (1, 2, 3, 4, 5, 7)}  # 6 has no switch
     with capsys.disabled():
         print("\n" + "\n".join(rules))
 
