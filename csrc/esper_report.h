@@ -57,8 +57,6 @@ typedef struct esper_counters {
   uint64_t metadata_bytes; /* host memory for blocks, uses, records, addresses */
   uint64_t captured_uses;  /* marks in captures, of memory from outside */
   uint64_t captured_frees; /* frees of memory marked in a capture: replays may still read it */
-  uint64_t bytes_orphaned; /* bytes of pages that the driver would neither map nor take back; in no
-                              segment, and tried again */
   uint64_t pages_moved;    /* pages moved from free memory to where a heap grew */
   uint64_t marks_exact;    /* marked uses that end at the mark, on the block's device */
   uint64_t marks_until_free;  /* marked uses that last until the free */

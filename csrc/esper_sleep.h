@@ -58,7 +58,6 @@ typedef enum esper_stays {
   ESPER_STAYS_SHARED,  /* other processes may have its pages open */
   ESPER_STAYS_PINNED,  /* esper_pin: its addresses are known elsewhere */
   ESPER_STAYS_IN_USE, /* another call is working on it, or work was enqueued since the call began */
-  ESPER_STAYS_REFUSED, /* the driver did not copy it, or did not take it back */
   ESPER_STAYS_COUNT
 } esper_stays;
 
@@ -83,16 +82,18 @@ typedef struct esper_sleep_result {
  * and is counted in *result (may be NULL). Memory that a captured graph may use keeps all its
  * bytes, live or not. ESPER_INVALID: a name is NULL, or no thread has ever pushed a tag of that
  * name. ESPER_CAPTURING, ESPER_NOT_READY: a capture, or work that may wait for other work, is going
- * on. ESPER_HOST_MEMORY: there is no host memory for the contents. ESPER_DEVICE_ERROR: the driver
- * took nothing back, or failed before. After any error nothing more sleeps than before on any
- * device, and no contents are lost; memory that was free may have gone back. */
+ * on. ESPER_HOST_MEMORY: there is no host memory for the contents. After these errors nothing more
+ * sleeps than before on any device, and no contents are lost; memory that was free may have gone
+ * back. ESPER_DEVICE_ERROR: a driver did not copy, or took memory not back. That device has failed:
+ * its memory does not wake. */
 ESPER_API esper_status esper_sleep(esper_core *core, int device, const char *const *tags,
                                    size_t count, esper_keep keep, esper_sleep_result *result);
 
 /* Wakes the memory of these tags, which may then be used on every stream. Tags that are awake are
  * left as they are. *woken (may be NULL) becomes the bytes of device memory that came back.
  * ESPER_OUT_OF_MEMORY: there is not enough device memory, or the memory fraction does not allow it.
- * After any error everything on that device still sleeps, and the call can be repeated. */
+ * After any error everything on that device still sleeps, and unless the device has failed
+ * (ESPER_DEVICE_ERROR) the call can be repeated. */
 ESPER_API esper_status esper_wake(esper_core *core, int device, const char *const *tags,
                                   size_t count, size_t *woken);
 

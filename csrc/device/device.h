@@ -49,8 +49,7 @@ typedef struct esper_driver {
    * ESPER_UNSUPPORTED: the device has no virtual memory management; page_granularity then stores 0.
    * Sizes and offsets are multiples of the granularity. A page may be mapped at several addresses.
    * page_map makes the range readable and writable for its device and for `count` peers.
-   * page_access gives one more peer access to a range of mapped whole pages or, if `allowed` is 0,
-   * takes it away. page_unmap does not wait for running work: the caller knows that none touches
+   * page_access gives one more peer access to a range of mapped whole pages. page_unmap does not wait for running work: the caller knows that none touches
    * the range. peer_check: ESPER_UNSUPPORTED if `peer` cannot access memory of `device` at all.
    *
    * page_export gives a page a name; the caller fills in its size. With the name, page_import gets
@@ -66,8 +65,7 @@ typedef struct esper_driver {
   esper_status (*page_map)(void *self, int device, uintptr_t address, size_t size, uint64_t page,
                            const int *peers, int count);
   esper_status (*page_unmap)(void *self, int device, uintptr_t address, size_t size);
-  esper_status (*page_access)(void *self, int device, uintptr_t address, size_t size, int peer,
-                              int allowed);
+  esper_status (*page_access)(void *self, int device, uintptr_t address, size_t size, int peer);
   esper_status (*peer_check)(void *self, int device, int peer);
   esper_status (*page_export)(void *self, int device, uint64_t page, esper_page_name *name);
   esper_status (*page_unexport)(void *self, int device, const esper_page_name *name);

@@ -229,7 +229,6 @@ static PyObject *addresses(PyObject *self, PyObject *ignored)
   F(metadata_bytes)    \
   F(captured_uses)     \
   F(captured_frees)    \
-  F(bytes_orphaned)    \
   F(pages_moved)       \
   F(marks_exact)       \
   F(marks_until_free)  \

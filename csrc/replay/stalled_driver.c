@@ -266,8 +266,8 @@ PASS(page_map,
       int count),
      device, address, size, page, peers, count)
 PASS(page_unmap, (void *self, int device, uintptr_t address, size_t size), device, address, size)
-PASS(page_access, (void *self, int device, uintptr_t address, size_t size, int peer, int allowed),
-     device, address, size, peer, allowed)
+PASS(page_access, (void *self, int device, uintptr_t address, size_t size, int peer), device,
+     address, size, peer)
 PASS(peer_check, (void *self, int device, int peer), device, peer)
 PASS(page_export, (void *self, int device, uint64_t page, esper_page_name *name), device, page,
      name)

@@ -54,8 +54,6 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, fl
     - ``blocks_held``: freed blocks with a use for which no event could be recorded; they can
       be reused once its stream is seen again, or its device has been synchronised;
     - ``events_alive``: events that exist, in use or kept for later marks;
-    - ``bytes_orphaned``: bytes of pages that the driver neither mapped nor took back;
-      0 unless the driver fails;
     - ``bytes_asleep``: bytes of device memory that waking needs, and ``bytes_asleep_peak``, their
       peak since peaks were reset;
     - ``metadata_bytes``: host memory that the allocator uses for itself.

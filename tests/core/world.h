@@ -25,7 +25,8 @@ void world_begin(world *w);
 void world_begin_with(world *w, const sim_options *options, const esper_config *config);
 /* From now on the host is held back beyond so many pending bytes; 0: beyond the default. */
 void world_set_allowance(world *w, size_t bytes);
-/* Frees all memory, destroys the core, and checks that the driver got everything back. */
+/* Frees all memory, destroys the core, and checks that the driver got everything back, unless it
+ * refused to take something. */
 void world_end(world *w);
 
 /* From now on failures of the simulation are counted and not fatal. */
@@ -56,6 +57,8 @@ void world_note_all(world *w);
 size_t world_size(world *w, const void *ptr);
 esper_stats world_stats(world *w, int device);
 esper_counters world_counters(world *w, int device);
+/* Whether the driver of the device has refused to take memory back (memory/failure.h). */
+int world_has_failed(world *w, int device);
 
 /* What the core told of its actions, from world_listen() on. */
 typedef struct told {

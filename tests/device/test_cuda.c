@@ -73,7 +73,7 @@ static void *a_node, *some_nodes[8];
   F(range_reserve, driver->range_reserve(SELF, 1, 2 << 20, &a_range))                           \
   F(page_create, driver->page_create(SELF, 1, 2 << 20, &a_page))                                \
   F(page_map, driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0))                     \
-  F(page_access, driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1))                          \
+  F(page_access, driver->page_access(SELF, 1, a_range, 2 << 20, 0))                             \
   F(peer_check, driver->peer_check(SELF, 1, 0))                                                 \
   F(page_export, driver->page_export(SELF, 1, a_page, &a_name))                                 \
   F(page_unexport, driver->page_unexport(SELF, 1, &a_name))                                     \
@@ -710,12 +710,10 @@ static void scenario_peers(void)
   CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0) == ESPER_OK);
   CHECK(fake->access(1) == OPEN);
   CHECK(fake->access(0) == CLOSED);
-  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 0, 1) == ESPER_OK);
+  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 0) == ESPER_OK);
   CHECK(fake->access(0) == OPEN);
-  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 0, 0) == ESPER_OK);
-  CHECK(fake->access(0) == CLOSED);
   CHECK(fake->access(1) == OPEN);
-  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 7, 1) == ESPER_INVALID);
+  CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 7) == ESPER_INVALID);
   CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
   int calls = fake->calls("cuMemSetAccess");
   CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, &one, 1) == ESPER_OK);

@@ -11,7 +11,6 @@
 #include "../blocks/use.h"
 #include "../memory/fence.h"
 #include "../memory/mapped.h"
-#include "../memory/orphan.h"
 #include "../memory/peers.h"
 #include "../memory/shared.h"
 #include "../order/device.h"
@@ -43,7 +42,6 @@ static void device_init(core_t *core, int index)
   arena_init(&device->segments, sizeof(segment_t));
   arena_init(&device->uses, sizeof(use_t));
   arena_init(&device->records, sizeof(record_t));
-  arena_init(&device->orphan_arena, sizeof(orphan_t));
   device->default_pool = &core->default_pools[index];
   pool_init(device->default_pool, device, 0, 0);
 }
@@ -68,7 +66,6 @@ static void device_destroy(device_t *device)
       source_give_back(s->heap->pool, s->address, s->size);
   }
   fences_destroy(device);
-  orphans_give_back(device);
   for (pool_t *pool = device->pools, *next; pool; pool = next) {
     next = pool->next;
     device->pools = next; /* its allocator's `drop` may look for pools */
@@ -98,7 +95,6 @@ static void device_destroy_rest(device_t *device)
   arena_destroy(&device->segments);
   arena_destroy(&device->uses);
   arena_destroy(&device->records);
-  arena_destroy(&device->orphan_arena);
   peers_destroy(device);
 }
 

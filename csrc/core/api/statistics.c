@@ -95,7 +95,6 @@ esper_status esper_get_counters(esper_core *core, int device_index, esper_counte
   }
   counters->allowance = allowance == SIZE_MAX ? 0 : allowance;
   counters->uses_pending = device->uses.live;
-  counters->bytes_orphaned = device->orphaned_bytes;
   counters->metadata_bytes = arena_used_bytes(&device->blocks) +
                              arena_used_bytes(&device->segments) + arena_used_bytes(&device->uses) +
                              map_bytes(core->map);

@@ -156,8 +156,6 @@ const char *esper_stays_advice(esper_stays reason)
   case ESPER_STAYS_IN_USE:
     return "in use by another thread's call, or by work that was enqueued meanwhile: let no thread "
            "allocate, free or launch while memory goes to sleep";
-  case ESPER_STAYS_REFUSED:
-    return "refused by the driver, which did not copy it or did not take it back: try again";
   case ESPER_STAYS_COUNT: break;
   }
   return "unknown reason";

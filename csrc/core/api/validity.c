@@ -5,7 +5,6 @@
 #include "../blocks/map.h"
 #include "../memory/fence.h"
 #include "../memory/mapped.h"
-#include "../memory/orphan.h"
 #include "../memory/slack.h"
 #include "../order/capture.h"
 #include "../order/event.h"
@@ -68,7 +67,7 @@ static bool device_is_valid(device_t *device)
   for (pool_t *pool = device->pools; pool && valid; pool = pool->next)
     valid = pool_is_valid(pool);
   valid = valid && statistics_are_valid(device) && slack_is_valid(device) &&
-          fences_are_valid(device) && orphans_are_valid(device) && pool_stats_are_valid(device);
+          fences_are_valid(device) && pool_stats_are_valid(device);
   valid = valid && arena_is_valid(&device->blocks) && arena_is_valid(&device->segments) &&
           arena_is_valid(&device->uses);
   unlock(&device->lock);

@@ -21,8 +21,8 @@
   D(page_map, (core_t *c, int d, uintptr_t address, size_t size, uint64_t page, const int *peers,  \
     int count), (d, address, size, page, peers, count))                                            \
   D(page_unmap, (core_t *c, int d, uintptr_t address, size_t size), (d, address, size))            \
-  D(page_access, (core_t *c, int d, uintptr_t address, size_t size, int peer, int allowed),        \
-    (d, address, size, peer, allowed))                                                             \
+  D(page_access, (core_t *c, int d, uintptr_t address, size_t size, int peer),                     \
+    (d, address, size, peer))                                                                      \
   D(peer_check, (core_t *c, int d, int peer), (d, peer))                                           \
   D(page_export, (core_t *c, int d, uint64_t page, esper_page_name *name), (d, page, name))        \
   D(page_unexport, (core_t *c, int d, const esper_page_name *name), (d, name))                     \

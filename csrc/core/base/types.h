@@ -39,7 +39,6 @@ typedef struct device device_t;
 typedef struct heap heap_t;
 typedef struct segment segment_t;
 typedef struct page page_t;
-typedef struct orphan orphan_t;
 typedef struct shared shared_t;
 typedef struct import import_t;
 typedef struct block block_t;

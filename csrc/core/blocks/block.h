@@ -72,11 +72,10 @@ struct segment {
   uint64_t sequence; /* its number by birth: orders blocks the same in every run */
   uint64_t used_at;  /* device->large_requests when memory in it was last freed */
   bool large;
-  bool oversize;       /* counted as oversize */
-  bool captured;       /* some of it was handed out in a capture: replays may touch it */
-  bool pinned;         /* its addresses are known elsewhere: no page is unmapped */
-  bool fenced;         /* pages of its own: see fence.h */
-  bool fence_released; /* the handle of these pages was given back; unmapping ends them */
+  bool oversize; /* counted as oversize */
+  bool captured; /* some of it was handed out in a capture: replays may touch it */
+  bool pinned;   /* its addresses are known elsewhere: no page is unmapped */
+  bool fenced;   /* pages of its own: see fence.h */
 
   uintptr_t address;
   size_t size; /* of the addresses */

@@ -173,7 +173,7 @@ static bool must_see_all(const device_t *device)
 void cache_open(heap_t *heap)
 {
   if (!cache_is_closed(&heap->cache) || heap->capture || heap->pool != heap->device->default_pool ||
-      heap->device->asleep[heap->tag])
+      heap->device->asleep[heap->tag] || device_has_failed(heap->device))
     return;
   cache_set_state(&heap->cache, must_see_all(heap->device) ? CACHE_LOCKED : CACHE_OPEN);
 }

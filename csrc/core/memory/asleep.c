@@ -66,7 +66,7 @@ static void drop_absent(block_t *block)
   stretch_peaks_t peaks = stats_stretches_begin(&s->device->stats);
   set_asleep(s, s->asleep - size);
   count_absent(s, 0, size);
-  mapped_left(block, size, false); /* the block may be a part of another hole now */
+  mapped_left(block, false); /* the block may be a part of another hole now */
   stats_pages_woke(&s->device->stats, s->heap->pool->stats, s->large, size);
   stats_stretches_end(&s->device->stats, peaks);
 }
@@ -92,4 +92,16 @@ void asleep_free_wakes(block_t *block)
   }
   if (block)
     free_blocks_add(block);
+}
+
+void asleep_free_blocks_wake(segment_t *s, bool all)
+{
+  for (block_t *b = s->first, *after; b; b = after) {
+    /* A free block or a hole beside it may become one with it. */
+    after = b->next;
+    if (after && (after->state == BLOCK_READY || after->state == BLOCK_HOLE))
+      after = after->next;
+    if (b->state == BLOCK_ASLEEP && (all || !pages_sleep_under(b)))
+      asleep_free_wakes(b);
+  }
 }

@@ -17,4 +17,7 @@ void absent_set(segment_t *s, page_t page, bool absent);
  * The caller has reserved two blocks in the arena for each of those pages. */
 void asleep_free_wakes(block_t *block);
 
+/* The free blocks of a segment wake: all of them, or those that lie on no page that sleeps. */
+void asleep_free_blocks_wake(segment_t *s, bool all);
+
 #endif

@@ -3,8 +3,8 @@
 #include "../base/call.h"
 #include "../base/error.h"
 #include "../blocks/free_blocks.h"
+#include "driver_pages.h"
 #include "mapped.h"
-#include "orphan.h"
 #include "peers.h"
 #include "segment.h"
 
@@ -77,7 +77,7 @@ static void add_range(device_t *device, uintptr_t address, size_t size)
   }
   unlock(&device->lock);
   if (!fits) /* other threads were faster */
-    call_range_free(device->core, device->index, address, size);
+    driver_range_free(device, address, size);
 }
 
 static esper_status place(device_t *device, size_t extent, uintptr_t *address)
@@ -104,45 +104,30 @@ static esper_status place(device_t *device, size_t extent, uintptr_t *address)
 
 /* ---- pages --------------------------------------------------------------- */
 
-/* Maps new pages at the next addresses, for the device and its peers. `orphan`: for pages that the
- * driver neither maps nor takes back. */
+/* Maps new pages at the next addresses, for the device and its peers. */
 static esper_status fence_raise(device_t *device, size_t size, uintptr_t *address, uint64_t *page,
-                                orphan_t *orphan, size_t *missing)
+                                size_t *missing)
 {
-  core_t *core = device->core;
-  esper_status status = call_page_create(core, device->index, size, page);
+  esper_status status = driver_page_create(device, size, page);
   if (status != ESPER_OK)
-    return error_from_driver(core, status);
+    return status;
   /* Addresses last, so that a request without memory uses none up. */
   status = place(device, extent_of(device, size), address);
-  if (status == ESPER_OK) {
-    status = peers_map(device, *address, size, *page);
-    if (status == ESPER_OK)
-      return ESPER_OK;
-    error_from_driver(core, status);
-  } else if (status == ESPER_OUT_OF_MEMORY) {
+  if (status == ESPER_OUT_OF_MEMORY)
     *missing = extent_of(device, size);
-  }
-  orphan_release_page(device, *page, size, orphan);
+  if (status == ESPER_OK)
+    status = driver_page_map(device, *address, size, *page);
+  if (status != ESPER_OK)
+    driver_page_release(device, *page);
   return status;
 }
 
-/* The handle first: see mapped_give_back. */
-bool fence_lower(segment_t *s)
+void fence_lower(segment_t *s)
 {
-  core_t *core = s->device->core;
-  int device = s->device->index;
-  esper_status status =
-      s->fence_released ? ESPER_OK : call_page_release(core, device, s->fence_page);
-  if (status == ESPER_OK) {
-    s->fence_released = true;
-    status = call_page_unmap(core, device, s->address, s->size);
-  }
-  if (status != ESPER_OK)
-    error_from_driver(core, status);
-  else if (!RULE(FENCE_ADDRESSES_ONCE))
+  driver_page_unmap(s->device, s->address, s->size);
+  driver_page_release(s->device, s->fence_page);
+  if (!RULE(FENCE_ADDRESSES_ONCE))
     begin_again(s->device);
-  return status == ESPER_OK;
 }
 
 /* ---- segments ------------------------------------------------------------ */
@@ -160,9 +145,9 @@ static block_t *cut_front(block_t *whole, size_t size)
   return block;
 }
 
-/* Makes a segment without memory, and what can be needed later. Stores the block that will be
- * handed out. NULL: no host memory. Under the lock. */
-static segment_t *make(heap_t *heap, size_t size, bool large, block_t **block, orphan_t **orphan)
+/* Makes a segment without memory. Stores the block that will be handed out. NULL: no host memory.
+ * Under the lock. */
+static segment_t *make(heap_t *heap, size_t size, bool large, block_t **block)
 {
   device_t *device = heap->device;
   size_t pages = round_to_granule(device, size);
@@ -170,14 +155,11 @@ static segment_t *make(heap_t *heap, size_t size, bool large, block_t **block, o
   if (!whole)
     return NULL;
   block_set_state(whole, BLOCK_CLAIMED);
-  *orphan = orphan_reserve(device);
-  *block = *orphan && size < pages ? cut_front(whole, size) : whole;
-  if (*orphan && *block) {
+  *block = size < pages ? cut_front(whole, size) : whole;
+  if (*block) {
     whole->segment->fenced = true;
     return whole->segment;
   }
-  if (*orphan)
-    orphan_keep(device, *orphan);
   segment_discard(device, whole);
   return NULL;
 }
@@ -186,7 +168,6 @@ esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block
 {
   device_t *device = heap->device;
   block_t *made = NULL;
-  orphan_t *orphan = NULL;
   *block = NULL;
   *missing = 0;
   if (!mapped_granule(device))
@@ -196,7 +177,7 @@ esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block
   size_t pages = round_to_granule(device, size);
   lock(&device->lock);
   esper_status status = segment_reserve(device, pages);
-  segment_t *s = status == ESPER_OK ? make(heap, size, large, &made, &orphan) : NULL;
+  segment_t *s = status == ESPER_OK ? make(heap, size, large, &made) : NULL;
   if (status == ESPER_OK && !s) {
     device->reserving -= pages;
     status = error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
@@ -207,10 +188,9 @@ esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block
 
   uintptr_t address = 0;
   paging_begin(device);
-  status = fence_raise(device, pages, &address, &s->fence_page, orphan, missing);
+  status = fence_raise(device, pages, &address, &s->fence_page, missing);
   lock(&device->lock);
   device->reserving -= pages;
-  orphan_keep(device, orphan);
   if (status == ESPER_OK)
     segment_add(*block = made, address);
   else
@@ -222,22 +202,17 @@ esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block
 
 /* The segment stays in the lists until its pages are gone, so that no other fence gets its
  * addresses. */
-bool fence_release(device_t *device, block_t *block)
+void fence_release(device_t *device, block_t *block)
 {
   segment_t *s = block->segment;
   paging_begin(device);
-  bool gone = fence_lower(s);
+  fence_lower(s);
   lock(&device->lock);
-  if (gone) {
-    device->refused = 0;
-    segment_leaves(device, block);
-    segment_discard(device, s->first);
-  } else {
-    free_blocks_add(block);
-  }
+  device->refused = 0;
+  segment_leaves(device, block);
+  segment_discard(device, s->first);
   unlock(&device->lock);
   paging_end(device);
-  return gone;
 }
 
 uint64_t fence_rounds(const device_t *device)
@@ -248,8 +223,7 @@ uint64_t fence_rounds(const device_t *device)
 void fences_destroy(device_t *device)
 {
   for (int i = 0; i < device->fences.count; i++)
-    call_range_free(device->core, device->index, device->fences.range[i].address,
-                    device->fences.range[i].size);
+    driver_range_free(device, device->fences.range[i].address, device->fences.range[i].size);
 }
 
 /* Whether some range has these addresses and a granule behind them. */

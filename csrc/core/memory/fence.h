@@ -14,12 +14,11 @@
  * or with ESPER_OUT_OF_MEMORY the bytes for which there are no addresses, if that is the reason. */
 esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block, size_t *missing);
 
-/* Unmaps the pages of a claimed block that owes nothing. False: the driver refused, and the block
- * is free again. Without the lock. */
-bool fence_release(device_t *device, block_t *block);
+/* Unmaps the pages of a claimed block that owes nothing. Without the lock. */
+void fence_release(device_t *device, block_t *block);
 
 /* The same when the core is destroyed, and afterwards the device's addresses. */
-bool fence_lower(segment_t *segment);
+void fence_lower(segment_t *segment);
 void fences_destroy(device_t *device);
 
 /* How often the addresses have come round. Under the lock. */

@@ -1,7 +1,7 @@
 /* grow.c: how a heap grows by pages. In one of its holes, the bytes that are missing between free
  * neighbours are filled: with lent pages (stitch.h) and new ones, or with new ones alone where
  * slack allows it. Blocks are claimed under the lock, pages are mapped without it, and then the
- * lists and statistics are updated for as much as the driver did. */
+ * lists and statistics are updated. If the driver refuses, all is as it was before. */
 #include "grow.h"
 
 #include "../base/call.h"
@@ -11,9 +11,9 @@
 #include "../blocks/free_blocks.h"
 #include "../pools/pool.h"
 #include "../stats/stats.h"
+#include "driver_pages.h"
 #include "in_flight.h"
 #include "mapped.h"
-#include "orphan.h"
 #include "page_table.h"
 #include "peers.h"
 #include "segment.h"
@@ -53,9 +53,8 @@ typedef struct growth {
   stitch_t stitch;      /* the lent pages */
   size_t created;       /* bytes of new pages */
   size_t new_page_size; /* the last one may be smaller */
+  size_t made;          /* bytes of them before the driver refused */
   bool slack;           /* some new pages could have been lent ones */
-  size_t moved;         /* bytes of lent pages now in the piece */
-  void *spare[2];
 } growth_t;
 
 /* ---- where ------------------------------------------------------------- */
@@ -111,27 +110,6 @@ static void claim_neighbours(const window_t *w)
     free_blocks_claim(w->after);
 }
 
-/* Reserves two blocks, for splits if the driver refuses halfway, and an entry for a page that the
- * driver does not take back. */
-static bool take_spares(growth_t *g)
-{
-  if (!(g->stitch.orphan = orphan_reserve(g->device)))
-    return false;
-  for (int i = 0; i < 2; i++)
-    if (!(g->spare[i] = arena_take(&g->device->blocks)))
-      return false;
-  return true;
-}
-
-static void give_spares(growth_t *g)
-{
-  if (g->stitch.orphan)
-    orphan_keep(g->device, g->stitch.orphan);
-  for (int i = 0; i < 2; i++)
-    if (g->spare[i])
-      arena_give(&g->device->blocks, g->spare[i]);
-}
-
 static size_t least(size_t a, size_t b)
 {
   return a < b ? a : b;
@@ -173,7 +151,7 @@ static esper_status cut_piece(growth_t *g)
     return status;
   g->created = created;
   g->new_page_size = page_size;
-  g->piece = take_spares(g) ? hole_cut(w->hole, begin, begin + size) : NULL;
+  g->piece = hole_cut(w->hole, begin, begin + size);
   if (g->piece)
     return ESPER_OK;
   g->device->reserving -= created;
@@ -198,7 +176,7 @@ static void claim_pages(growth_t *g)
   if (g->from != NEW_WHILE_SLACK ||
       !slack_allows_new_pages(g->device, w->missing, stitch_bytes(&g->stitch) > 0))
     return;
-  stitch_finish(&g->stitch);
+  stitch_finish(&g->stitch, false);
   stitch_claim(&g->stitch, g->heap, 0, 0);
   g->slack = true;
 }
@@ -221,32 +199,13 @@ static esper_status claim(growth_t *g, block_t **block)
   claim_pages(g);
   esper_status status = cut_piece(g);
   if (status != ESPER_OK) {
-    give_spares(g);
-    stitch_finish(&g->stitch);
+    stitch_finish(&g->stitch, false);
     free_neighbours(w);
   }
   return status;
 }
 
 /* ---- pages ------------------------------------------------------------- */
-
-static esper_status add_page(const growth_t *g, size_t at, size_t size)
-{
-  core_t *core = g->device->core;
-  int device = g->device->index;
-  uint64_t handle;
-  esper_status status = call_page_create(core, device, size, &handle);
-  if (status != ESPER_OK)
-    return error_from_driver(core, status);
-  status = peers_map(g->device, g->piece->address + at, size, handle);
-  if (status == ESPER_OK) {
-    page_add(g->piece->segment, g->piece->address + at, size, handle);
-    return ESPER_OK;
-  }
-  error_from_driver(core, status);
-  orphan_release_page(g->device, handle, size, g->stitch.orphan);
-  return status;
-}
 
 /* Without this check, a driver that has too little would first give all it has, page by page, and
  * other threads would find no memory meanwhile. */
@@ -265,40 +224,38 @@ static esper_status check_free_memory(const growth_t *g)
     return ESPER_OK;
   /* The driver may have more than it reports as free, such as caches of the system. One allocation
    * of the whole size finds out. */
-  status = call_page_create(core, g->device->index, g->created, &whole);
-  if (status != ESPER_OK)
-    return error_from_driver(core, status);
-  orphan_release_page(g->device, whole, g->created, g->stitch.orphan);
-  return g->stitch.orphan->size
-             ? error_set(ESPER_DEVICE_ERROR, "the driver did not take a page of device memory back")
-             : ESPER_OK;
-}
-
-/* Adds new pages until the piece is full or the driver refuses. */
-static esper_status add_pages(const growth_t *g, size_t *filled)
-{
-  esper_status status = ESPER_OK;
-  size_t most = g->new_page_size;
-  while (status == ESPER_OK && *filled < g->piece->size) {
-    size_t left = g->piece->size - *filled, size = left < most ? left : most;
-    status = add_page(g, *filled, size);
-    if (status == ESPER_OK)
-      *filled += size;
-  }
+  status = driver_page_create(g->device, g->created, &whole);
+  if (status == ESPER_OK)
+    driver_page_release(g->device, whole);
   return status;
 }
 
-/* Gives new pages back after a failure, as far as the driver takes them. */
-static void give_pages_back(const growth_t *g, size_t moved, size_t *filled)
+/* New pages fill what the lent ones leave of the piece. */
+static esper_status add_pages(growth_t *g)
 {
   segment_t *s = g->piece->segment;
-  while (*filled > moved) {
-    page_t *page = page_at(s, g->piece->address + *filled - 1);
-    size_t size = page_size(s, page);
-    if (!mapped_give_back(s, page))
-      return;
+  uintptr_t first = g->piece->address + stitch_bytes(&g->stitch);
+  while (g->made < g->created) {
+    size_t size = least(g->created - g->made, g->new_page_size);
+    uint64_t handle;
+    esper_status status = driver_page_add(g->device, first + g->made, size, &handle);
+    if (status != ESPER_OK)
+      return status;
+    page_add(s, first + g->made, size, handle);
+    g->made += size;
+  }
+  return ESPER_OK;
+}
+
+static void give_pages_back(const growth_t *g)
+{
+  segment_t *s = g->piece->segment;
+  uintptr_t first = g->piece->address + stitch_bytes(&g->stitch);
+  for (size_t at = 0; at < g->made;) {
+    page_t *page = page_at(s, first + at);
+    at += page_size(s, page);
+    mapped_give_back(s, page);
     page_remove(s, page);
-    *filled -= size;
   }
 }
 
@@ -319,69 +276,59 @@ static block_t *unite(const growth_t *g)
 
 /* Notes how much memory the driver refused. If pages could have been lent instead of created, the
  * refusal does not mean that the heap cannot grow. */
-static void note_refusal(growth_t *g, esper_status status, size_t made)
+static void note_refusal(growth_t *g, esper_status status)
 {
   device_t *device = g->device;
   if (status == ESPER_OUT_OF_MEMORY && g->slack)
     slack_was_refused(device);
   else if (status == ESPER_OUT_OF_MEMORY)
-    device->refused = g->created - made;
+    device->refused = g->created - g->made;
   else if (status == ESPER_OK && g->created >= device->refused)
     device->refused = 0;
 }
 
-/* Updates lists and statistics. NULL: the piece was filled in part only, and that part is free. */
-static block_t *keep_books(growth_t *g, esper_status status, size_t filled)
+/* Updates lists and statistics. NULL: the driver refused. */
+static block_t *keep_books(growth_t *g, esper_status status)
 {
   cache_close(g->heap);
-  give_spares(g);
-  note_refusal(g, status, filled - g->moved);
+  note_refusal(g, status);
   g->device->reserving -= g->created;
-  g->device->counters.pages_moved += g->stitch.pages;
-  stitch_finish(&g->stitch);
-  if (RULE(LENT_PAGES_KEEP_STAMP))
-    g->piece->stamp = g->stitch.stamp;
-  if (filled == g->piece->size) {
+  stitch_finish(&g->stitch, status == ESPER_OK);
+  if (status == ESPER_OK) {
+    if (RULE(LENT_PAGES_KEEP_STAMP))
+      g->piece->stamp = g->stitch.stamp;
     mapped_arrived(g->piece);
     return unite(g);
   }
-  if (filled) {
-    hole_cut_back(g->piece, filled);
-    mapped_arrived(g->piece);
-    free_blocks_add(g->piece);
-  } else {
-    g->piece->stamp = 0;
-    hole_close(g->piece);
-  }
+  hole_close(g->piece);
   free_neighbours(&g->window);
   return NULL;
 }
 
-static block_t *finish(growth_t *g, esper_status status, size_t filled)
-{
-  esper_stats *stats = &g->device->stats;
-  stretch_peaks_t peaks = stats_stretches_begin(stats);
-  block_t *block = keep_books(g, status, filled);
-  stats_stretches_end(stats, peaks);
-  return block;
-}
-
+/* What was claimed is free again if the driver refuses. */
 static esper_status fill(growth_t *g, block_t **block)
 {
+  device_t *device = g->device;
+  size_t moved = 0;
   esper_status status = check_free_memory(g);
   if (status == ESPER_OK)
-    status = stitch_move(&g->stitch, g->piece, &g->moved);
-  size_t filled = g->moved;
+    status = add_pages(g);
   if (status == ESPER_OK)
-    status = add_pages(g, &filled);
-  bool held = filled || g->slack || g->window.before || g->window.after;
-  if (status != ESPER_OK)
-    give_pages_back(g, g->moved, &filled);
-  lock(&g->device->lock);
-  *block = finish(g, status, filled);
-  if (status != ESPER_OK && (held || g->device->limit < SIZE_MAX))
-    in_flight_note_return(g->device);
-  unlock(&g->device->lock);
+    status = stitch_map(&g->stitch, g->piece);
+  if (status == ESPER_OK)
+    moved = stitch_unmap(&g->stitch);
+  else
+    give_pages_back(g);
+  bool held = g->made || stitch_bytes(&g->stitch) || g->slack || g->window.before ||
+              g->window.after || device->limit < SIZE_MAX;
+  lock(&device->lock);
+  device->counters.pages_moved += moved;
+  stretch_peaks_t peaks = stats_stretches_begin(&device->stats);
+  *block = keep_books(g, status);
+  stats_stretches_end(&device->stats, peaks);
+  if (status != ESPER_OK && held)
+    in_flight_note_return(device);
+  unlock(&device->lock);
   return status;
 }
 
@@ -394,7 +341,6 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
     if (from != NEW_PAGES)
       stitch_learn(heap);
     mapped_reap(g.device);
-    orphans_give_back(g.device);
   }
   lock(&g.device->lock);
   esper_status status = claim(&g, block);

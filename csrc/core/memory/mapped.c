@@ -11,6 +11,7 @@
 #include "../blocks/use.h"
 #include "../pools/pool.h"
 #include "../stats/stats.h"
+#include "driver_pages.h"
 #include "page_table.h"
 #include "peers.h"
 #include "segment.h"
@@ -90,25 +91,6 @@ block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end)
   return piece;
 }
 
-/* The caller has left a block in the arena, so this cannot fail. */
-static block_t *cut_off(block_t *piece, size_t size)
-{
-  cache_close(piece->segment->heap);
-  block_t *rest =
-      block_make(device_of(piece), piece->segment, piece->address + size, piece->size - size);
-  if (!rest)
-    abort(); /* the caller broke its promise */
-  piece->size = size;
-  block_set_state(rest, BLOCK_FILLING);
-  link_after(piece, rest);
-  return rest;
-}
-
-void hole_cut_back(block_t *piece, size_t size)
-{
-  hole_close(cut_off(piece, size));
-}
-
 static bool is_hole(const block_t *block)
 {
   return block && block->state == BLOCK_HOLE;
@@ -175,10 +157,10 @@ static void lose_memory(block_t *block)
   block->withheld = false;
 }
 
-static void forget_pages(const block_t *block, size_t size)
+static void forget_pages(const block_t *block)
 {
   segment_t *s = block->segment;
-  for (size_t at = 0; at < size;) {
+  for (size_t at = 0; at < block->size;) {
     page_t *page = page_at(s, block->address + at);
     at += page_size(s, page);
     page_remove(s, page);
@@ -194,23 +176,29 @@ static void make_stale(block_t *block)
   list_add(&s->device->stale, block, BLOCK_STALE);
 }
 
-void mapped_left(block_t *block, size_t size, bool stale)
+void mapped_left(block_t *block, bool stale)
 {
   cache_close(block->segment->heap);
-  block_t *rest = block;
-  if (size) {
-    rest = size < block->size ? block_split(device_of(block), block, size) : NULL;
-    lose_memory(block);
-    if (stale) {
-      make_stale(block);
-    } else {
-      forget_pages(block, size);
-      block->stamp = 0;
-      hole_close(block);
-    }
+  lose_memory(block);
+  if (stale) {
+    make_stale(block);
+    return;
   }
-  if (rest)
-    free_blocks_add(rest);
+  forget_pages(block);
+  block->stamp = 0;
+  hole_close(block);
+}
+
+size_t mapped_unmap_pages(const block_t *block)
+{
+  const segment_t *s = block->segment;
+  size_t count = 0;
+  for (size_t at = 0; at < block->size; count++) {
+    const page_t *page = page_at(s, block->address + at);
+    driver_page_unmap(s->device, page_address(s, page), page_size(s, page));
+    at += page_size(s, page);
+  }
+  return count;
 }
 
 static block_t *find_reapable(const device_t *device)
@@ -221,72 +209,30 @@ static block_t *find_reapable(const device_t *device)
   return block;
 }
 
-static esper_status unmap_stale(const block_t *block, size_t *gone)
+void mapped_reap(device_t *device)
 {
-  const segment_t *s = block->segment;
-  esper_status status = ESPER_OK;
-  for (*gone = 0; status == ESPER_OK && *gone < block->size;) {
-    const page_t *page = page_at(s, block->address + *gone);
-    status = call_page_unmap(s->device->core, s->device->index, page_address(s, page),
-                             page_size(s, page));
-    if (status == ESPER_OK)
-      *gone += page_size(s, page);
-    else
-      error_from_driver(s->device->core, status);
-  }
-  return status;
-}
-
-/* Makes the first `gone` bytes a hole. The others stay stale. */
-static void reaped(block_t *block, size_t gone)
-{
-  if (gone < block->size) {
-    block_t *rest = block;
-    if (gone) {
-      rest = cut_off(block, gone);
-      rest->stamp = block->stamp;
-    }
-    list_add(&device_of(rest)->stale, rest, BLOCK_STALE);
-  }
-  if (gone) {
-    forget_pages(block, gone);
-    block->stamp = 0;
-    hole_close(block);
-  }
-}
-
-bool mapped_reap(device_t *device)
-{
-  esper_status status = ESPER_OK;
-  bool more = true;
-  while (status == ESPER_OK && more) {
+  for (;;) {
     lock(&device->lock);
     block_t *block = find_reapable(device);
-    void *spare = block ? arena_take(&device->blocks) : NULL; /* for the rest, if it is cut */
-    if (spare) {
+    pool_t *pool = block ? block->segment->heap->pool : NULL;
+    if (block) {
       list_remove(&device->stale, block);
       block_set_state(block, BLOCK_FILLING);
-      pool_enter(block->segment->heap->pool);
+      pool_enter(pool);
     }
     unlock(&device->lock);
-    if (block && !spare) {
-      error_set(ESPER_HOST_MEMORY, "no host memory for a block");
-      return false;
-    }
-    more = block != NULL;
-    if (!more)
-      continue;
-    size_t gone;
+    if (!block)
+      return;
     paging_begin(device);
-    status = unmap_stale(block, &gone);
+    mapped_unmap_pages(block);
     lock(&device->lock);
-    arena_give(&device->blocks, spare);
-    pool_leave(block->segment->heap->pool);
-    reaped(block, gone);
+    pool_leave(pool);
+    forget_pages(block);
+    block->stamp = 0;
+    hole_close(block);
     unlock(&device->lock);
     paging_end(device);
   }
-  return status == ESPER_OK;
 }
 
 block_t *mapped_split(block_t *block, size_t size)
@@ -317,53 +263,27 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size)
   return cut ? block : NULL;
 }
 
-/* Gives the handle back first. If the driver refuses, nothing has happened. If it then refuses to
- * unmap the page, the page stays and is only never lent. */
-bool mapped_give_back(const segment_t *s, page_t *page)
+void mapped_give_back(const segment_t *s, const page_t *page)
 {
-  core_t *core = s->device->core;
-  int device = s->device->index;
-  esper_status status = page->released ? ESPER_OK : call_page_release(core, device, page->handle);
-  if (status == ESPER_OK) {
-    for (size_t i = page->first; i < page->first + (size_t)page->granules; i++)
-      s->pages[i].released = true;
-    status = call_page_unmap(core, device, page_address(s, page), page_size(s, page));
-  }
-  if (status != ESPER_OK)
-    error_from_driver(core, status);
-  return status == ESPER_OK;
+  driver_page_unmap(s->device, page_address(s, page), page_size(s, page));
+  driver_page_release(s->device, page->handle);
 }
 
-/* A spare block for the split that is needed if the driver refuses halfway. */
-static void *take_spare(device_t *device)
-{
-  lock(&device->lock);
-  void *spare = arena_take(&device->blocks);
-  unlock(&device->lock);
-  return spare;
-}
-
-size_t mapped_unmap(device_t *device, block_t *block)
+void mapped_unmap(device_t *device, block_t *block)
 {
   segment_t *s = block->segment;
-  size_t gone = 0;
-  page_t *page;
-  void *spare = take_spare(device);
   paging_begin(device);
-  while (spare && gone < block->size &&
-         mapped_give_back(s, page = page_at(s, block->address + gone)))
-    gone += page_size(s, page);
-  lock(&device->lock);
-  if (spare)
-    arena_give(&device->blocks, spare);
-  mapped_left(block, gone, false);
-  if (gone) {
-    device->refused = 0;
-    slack_begin_anew(s->heap->pool);
+  for (size_t at = 0; at < block->size;) {
+    const page_t *page = page_at(s, block->address + at);
+    mapped_give_back(s, page);
+    at += page_size(s, page);
   }
+  lock(&device->lock);
+  mapped_left(block, false);
+  device->refused = 0;
+  slack_begin_anew(s->heap->pool);
   unlock(&device->lock);
   paging_end(device);
-  return gone;
 }
 
 /* ---- segments ---------------------------------------------------------- */
@@ -428,7 +348,7 @@ esper_status mapped_reserve(heap_t *heap, bool large, size_t size)
   unlock(&device->lock);
   if (s)
     return ESPER_OK;
-  call_range_free(core, device->index, address, size);
+  driver_range_free(device, address, size);
   return error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
 }
 
@@ -455,44 +375,31 @@ bool mapped_discard_empty(device_t *device, const pool_t *pool)
   unlock(&device->lock);
   if (!s)
     return false;
-  esper_status status = call_range_free(core, device->index, s->address, s->size);
-  if (status != ESPER_OK)
-    error_from_driver(core, status);
+  driver_range_free(device, s->address, s->size);
   lock(&device->lock);
   pool_leave(s->heap->pool);
-  if (status == ESPER_OK) {
-    map_unreserve_segment(core->map);
-    block_discard(device, s->first);
-    pages_destroy(s);
-    arena_give(&device->segments, s);
-  } else {
-    block_set_state(s->first, BLOCK_HOLE);
-    map_insert_reserved(core->map, s);
-    segment_link(s);
-  }
+  map_unreserve_segment(core->map);
+  block_discard(device, s->first);
+  pages_destroy(s);
+  arena_give(&device->segments, s);
   unlock(&device->lock);
-  return status == ESPER_OK;
+  return true;
 }
 
 void mapped_destroy(segment_t *s)
 {
-  core_t *core = s->device->core;
-  int device = s->device->index;
-  bool empty = true;
+  device_t *device = s->device;
   for (size_t i = 0; i < s->touched; i++) {
     const page_t *page = &s->pages[i];
-    if (!page->granules || page->first != i || page->absent)
+    if (!page->granules || page->first != i)
       continue;
-    if (call_page_unmap(core, device, page_address(s, page), page_size(s, page)) != ESPER_OK)
-      empty = false;
-    if (!page->released && !page->stale && !page->shared)
-      call_page_release(core, device, page->handle);
+    if (!page->absent)
+      driver_page_unmap(device, page_address(s, page), page_size(s, page));
+    if (!page->absent && !page->stale && !page->shared)
+      driver_page_release(device, page->handle);
+    free(page->shared); /* its name could not be withdrawn */
   }
-  if (empty)
-    call_range_free(core, device, s->address, s->size);
-  for (size_t i = 0; i < s->touched; i++)
-    if (s->pages[i].granules && s->pages[i].first == i)
-      free(s->pages[i].shared); /* its name could not be withdrawn */
+  driver_range_free(device, s->address, s->size);
   pages_destroy(s);
 }
 

@@ -25,29 +25,26 @@ size_t mapped_granule(device_t *device);
 esper_status mapped_reserve(heap_t *heap, bool large, size_t size);
 
 /* Gives the addresses of an empty segment back to the driver, if `pool` (NULL: any pool) has one.
- * False: there is none, or the driver refused. Without the lock. */
+ * False: there is none. Without the lock. */
 bool mapped_discard_empty(device_t *device, const pool_t *pool);
 
 /* Cuts [begin, end) out of a hole, at its beginning or end, for the caller to fill. NULL: no host
  * memory. */
 block_t *hole_cut(block_t *hole, uintptr_t begin, uintptr_t end);
-/* Shortens a piece that is being filled to `size` bytes; the rest is a hole again. The caller has
- * left a block in the arena. */
-void hole_cut_back(block_t *piece, size_t size);
 /* Makes a piece that is being filled a hole again. */
 void hole_close(block_t *piece);
 
 /* Makes a piece that is wholly filled with pages a claimed block. */
 void mapped_arrived(block_t *piece);
-/* Accounts for the pages under the first `size` bytes of a claimed block, which moved away or went
- * back to the driver. These bytes become a hole or, if the pages are still mapped here, stale until
- * what the block owes has completed. The other bytes are free again. The caller has left a block in
- * the arena. */
-void mapped_left(block_t *block, size_t size, bool stale);
+/* Accounts for the pages under a claimed block, which moved away or went back to the driver. It
+ * becomes a hole or, if the pages are still mapped here, stale until what it owes has completed. */
+void mapped_left(block_t *block, bool stale);
 
-/* Unmaps the stale blocks that owe nothing any more. False: the driver refused, or there is no host
- * memory. Without the lock. */
-bool mapped_reap(device_t *device);
+/* Unmaps the pages under a block and returns their number. Without the lock. */
+size_t mapped_unmap_pages(const block_t *block);
+
+/* Unmaps the stale blocks that owe nothing any more. Without the lock. */
+void mapped_reap(device_t *device);
 
 /* Cuts [begin, begin + size) out of a free block and returns it claimed. What is left is free and
  * keeps what the block owed. NULL: no host memory, nothing changed. */
@@ -57,13 +54,11 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size);
 block_t *mapped_split(block_t *block, size_t size);
 
 /* Unmaps the pages of a claimed block that owes nothing and gives them back to the driver. The
- * block becomes a hole, or free again from where the driver refused. Returns the bytes that went.
- * Without the lock. */
-size_t mapped_unmap(device_t *device, block_t *block);
+ * block becomes a hole. Without the lock. */
+void mapped_unmap(device_t *device, block_t *block);
 
-/* Gives one page back to the driver. False: it stays where it is and can still be used, perhaps
- * without its handle. Without the lock; no other thread may know the page. */
-bool mapped_give_back(const segment_t *s, page_t *page);
+/* Gives one page back to the driver. Without the lock; no other thread may know the page. */
+void mapped_give_back(const segment_t *s, const page_t *page);
 
 /* Gives all its memory back when the core is destroyed. */
 void mapped_destroy(segment_t *segment);

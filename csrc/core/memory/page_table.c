@@ -45,7 +45,7 @@ void page_remove(segment_t *s, page_t *page)
     s->pages[i] = (page_t){0};
 }
 
-size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent, uintptr_t *first)
+size_t pages_within(const block_t *block, size_t enough, size_t most, uintptr_t *first)
 {
   const segment_t *s = block->segment;
   size_t granule = s->device->granule, sum = 0;
@@ -62,7 +62,7 @@ size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent,
   while (at + sum < end && sum < enough) {
     page = page_at(s, at + sum);
     size_t size = page_size(s, page);
-    if (at + sum + size > end || sum + size > most || page->shared || (lent && page->released))
+    if (at + sum + size > end || sum + size > most || page->shared)
       break;
     sum += size;
   }

@@ -13,7 +13,6 @@ struct page {
   uint64_t handle;   /* of the driver */
   uint32_t first;    /* its first granule in the segment */
   uint32_t granules; /* 0: there is no page */
-  bool released;     /* its handle was given back; unmapping ends the page */
   bool stale;        /* the page moved away from here */
   bool asleep;       /* put to sleep: nothing may touch its addresses until it wakes */
   bool absent;       /* asleep: its memory went back to the driver */
@@ -49,9 +48,8 @@ void page_remove(segment_t *s, page_t *page);
 void page_store(segment_t *s, page_t page);
 
 /* Finds adjoining pages that lie wholly in the block and are not shared, up to `enough` bytes and
- * never over `most`. With `lent`, only pages that still have their handle. *first is where they
- * begin; returns their bytes, 0 for none. */
-size_t pages_within(const block_t *block, size_t enough, size_t most, bool lent, uintptr_t *first);
+ * never over `most`. *first is where they begin; returns their bytes, 0 for none. */
+size_t pages_within(const block_t *block, size_t enough, size_t most, uintptr_t *first);
 
 /* Whether the block lies on a page that sleeps. */
 bool pages_sleep_under(const block_t *block);

@@ -28,12 +28,6 @@ void paging_end(device_t *device)
   pthread_rwlock_unlock(&device->paging);
 }
 
-esper_status peers_map(const device_t *device, uintptr_t address, size_t size, uint64_t page)
-{
-  return call_page_map(device->core, device->index, address, size, page, device->peers,
-                       device->peer_count);
-}
-
 /* Contiguous addresses that have pages. */
 typedef struct stretch {
   uint64_t sequence;      /* of its segment */
@@ -89,30 +83,13 @@ static stretch_t next_stretch(device_t *device, stretch_t last)
   return next.size ? next : next_import(device->imports);
 }
 
-static esper_status set_access(const device_t *device, stretch_t stretch, int peer, int allowed)
-{
-  esper_status status =
-      call_page_access(device->core, device->index, stretch.address, stretch.size, peer, allowed);
-  return status == ESPER_OK ? status : error_from_driver(device->core, status);
-}
-
-/* Takes back, as far as the driver allows, the access given before it refused, because the caller
- * reports an error. */
-static void take_access(device_t *device, stretch_t refused, int peer)
-{
-  for (stretch_t s = next_stretch(device, (stretch_t){0}); s.size && s.address != refused.address;
-       s = next_stretch(device, s))
-    call_page_access(device->core, device->index, s.address, s.size, peer, false);
-}
-
+/* After a failure the peer can use some pages, which nobody notices: it is not in the list. */
 static esper_status give_access(device_t *device, int peer)
 {
   for (stretch_t s = next_stretch(device, (stretch_t){0}); s.size; s = next_stretch(device, s)) {
-    esper_status status = set_access(device, s, peer, true);
-    if (status != ESPER_OK) {
-      take_access(device, s, peer);
-      return status;
-    }
+    esper_status status = call_page_access(device->core, device->index, s.address, s.size, peer);
+    if (status != ESPER_OK)
+      return error_from_driver(device->core, status);
   }
   return ESPER_OK;
 }

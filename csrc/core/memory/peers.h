@@ -16,9 +16,6 @@ void paging_stop(device_t *device);
 /* After either of them. */
 void paging_end(device_t *device);
 
-/* Maps a page for the device and its peers. Between paging_begin and paging_end. */
-esper_status peers_map(const device_t *device, uintptr_t address, size_t size, uint64_t page);
-
 /* See esper_add_peer(). */
 esper_status peers_add(device_t *device, int peer);
 

@@ -9,6 +9,7 @@
 #include "../blocks/trace.h"
 #include "../pools/source.h"
 #include "../stats/stats.h"
+#include "failure.h"
 #include "in_flight.h"
 
 void segment_link(segment_t *segment)
@@ -156,19 +157,7 @@ void segment_leaves(device_t *device, block_t *block)
   stats_segment_removed(&device->stats, segment->heap->pool->stats, size_of(segment));
 }
 
-static void segment_stays(device_t *device, block_t *block)
-{
-  segment_t *segment = block->segment;
-  map_insert_reserved(device->core->map, segment);
-  map_insert(device->core->map, block);
-  segment_link(segment);
-  stats_segment_added(&device->stats, segment->heap->pool->stats, size_of(segment));
-  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
-            segment->heap->stream);
-  free_blocks_add(block);
-}
-
-bool segment_release(device_t *device, block_t *block)
+void segment_release(device_t *device, block_t *block)
 {
   /* Out of the map and lists first: the driver may hand the address to another thread before its
    * function returns. */
@@ -176,16 +165,11 @@ bool segment_release(device_t *device, block_t *block)
   segment_leaves(device, block);
   unlock(&device->lock);
   const segment_t *segment = block->segment;
-  bool taken = source_give_back(segment->heap->pool, segment->address, segment->size);
+  failure_note(device, source_give_back(segment->heap->pool, segment->address, segment->size));
   lock(&device->lock);
-  if (taken) {
-    device->refused = 0;
-    segment_discard(device, block);
-  } else {
-    segment_stays(device, block);
-  }
+  device->refused = 0;
+  segment_discard(device, block);
   unlock(&device->lock);
-  return taken;
 }
 
 esper_status segment_pin(core_t *core, const void *ptr, void **address)

@@ -29,12 +29,6 @@ static esper_status name_page(segment_t *s, page_t *page)
   if (page->asleep)
     return error_set(ESPER_ASLEEP, "the page at %p sleeps: wake it before it is shared",
                      (void *)page_address(s, page));
-  if (page->released)
-    return error_set(
-        ESPER_UNSUPPORTED,
-        "the page at %p cannot be shared: the driver has taken back its handle, but not "
-        "the page; allocate the memory again",
-        (void *)page_address(s, page));
   shared_t *shared = malloc(sizeof *shared);
   if (!shared)
     return error_set(ESPER_HOST_MEMORY, "no host memory for the name of a page");

@@ -1,16 +1,13 @@
 #include "stitch.h"
 
-#include "../base/call.h"
-#include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 #include "../order/retire.h"
 #include "../pools/pool.h"
+#include "driver_pages.h"
 #include "mapped.h"
-#include "orphan.h"
 #include "page_table.h"
-#include "peers.h"
 
 static bool may_lend(const heap_t *heap)
 {
@@ -93,7 +90,7 @@ static void claim_from(stitch_t *stitch, const heap_t *heap, heap_t *from, bool 
     next = bins_next(bins, b);
     lenders_t *list = list_for(stitch, heap, b);
     size_t got = stitch_bytes(stitch);
-    size_t size = list ? pages_within(b, enough - got, most - got, true, &first) : 0;
+    size_t size = list ? pages_within(b, enough - got, most - got, &first) : 0;
     b = size ? mapped_carve(b, first, size) : NULL;
     if (b)
       add_lender(list, b);
@@ -115,71 +112,64 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
       claim_from(stitch, heap, from, large, enough, most);
 }
 
-/* Moves a page. `orphan` NULL: it is not unmapped first. If the driver refuses, the page stays
- * where it was. If the driver will not even map it there again, the page is lost and counts as
- * having left. */
-static esper_status move_page(const segment_t *from, const page_t *page, orphan_t *orphan,
-                              block_t *into, size_t *left, size_t *moved)
+static size_t map_lenders(const lenders_t *list, block_t *into, size_t at, esper_status *status)
 {
-  core_t *core = from->device->core;
-  int device = from->device->index;
-  uintptr_t address = page_address(from, page), to = into->address + *moved;
-  size_t size = page_size(from, page);
-  esper_status status = orphan ? call_page_unmap(core, device, address, size) : ESPER_OK;
-  if (status != ESPER_OK)
-    return error_from_driver(core, status);
-  status = peers_map(from->device, to, size, page->handle);
-  if (status == ESPER_OK) {
-    page_add(into->segment, to, size, page->handle);
-    *moved += size;
-    *left += size;
-    return ESPER_OK;
-  }
-  error_from_driver(core, status);
-  if (orphan && peers_map(from->device, address, size, page->handle) != ESPER_OK) {
-    orphan_release_page(from->device, page->handle, size, orphan);
-    *left += size;
+  segment_t *s = into->segment;
+  for (const block_t *b = list->first; b; b = b->newer)
+    for (size_t done = 0; done < b->size;) {
+      const page_t *page = page_at(b->segment, b->address + done);
+      size_t size = page_size(b->segment, page);
+      *status = driver_page_map(s->device, into->address + at, size, page->handle);
+      if (*status != ESPER_OK)
+        return at;
+      page_add(s, into->address + at, size, page->handle);
+      at += size;
+      done += size;
+    }
+  return at;
+}
+
+esper_status stitch_map(const stitch_t *stitch, block_t *into)
+{
+  segment_t *s = into->segment;
+  esper_status status = ESPER_OK;
+  size_t mapped = map_lenders(&stitch->completed, into, 0, &status);
+  if (status == ESPER_OK)
+    mapped = map_lenders(&stitch->ordered, into, mapped, &status);
+  while (status != ESPER_OK && mapped) {
+    page_t *page = page_at(s, into->address + mapped - 1);
+    mapped -= page_size(s, page);
+    driver_page_unmap(s->device, page_address(s, page), page_size(s, page));
+    page_remove(s, page);
   }
   return status;
 }
 
-/* `orphan` NULL: pages are not unmapped first. */
-static esper_status move_all(lenders_t *list, orphan_t *orphan, block_t *into, size_t *moved,
-                             size_t *pages)
+size_t stitch_unmap(const stitch_t *stitch)
 {
-  for (const block_t *b = list->first; b; b = b->newer)
-    for (size_t at = 0; at < b->size;) {
-      const page_t *page = page_at(b->segment, b->address + at);
-      esper_status status = move_page(b->segment, page, orphan, into, &list->left, moved);
-      if (status != ESPER_OK)
-        return status;
-      ++*pages;
-      at += page_size(b->segment, page);
-    }
-  return ESPER_OK;
+  size_t pages = 0;
+  for (const block_t *b = stitch->completed.first; b; b = b->newer)
+    pages += mapped_unmap_pages(b);
+  for (const block_t *b = stitch->ordered.first; b; b = b->newer)
+    for (size_t at = 0; at < b->size; pages++)
+      at += page_size(b->segment, page_at(b->segment, b->address + at));
+  return pages;
 }
 
-esper_status stitch_move(stitch_t *stitch, block_t *into, size_t *moved)
-{
-  *moved = 0;
-  size_t *pages = &stitch->pages;
-  esper_status status = move_all(&stitch->completed, stitch->orphan, into, moved, pages);
-  return status == ESPER_OK ? move_all(&stitch->ordered, NULL, into, moved, pages) : status;
-}
-
-static void finish(lenders_t *list, bool stale)
+static void finish(const lenders_t *list, bool moved, bool stale)
 {
   for (block_t *b = list->first, *next; b; b = next) {
-    size_t gone = list->left < b->size ? list->left : b->size;
     next = b->newer;
     b->newer = NULL;
-    list->left -= gone;
-    mapped_left(b, gone, stale);
+    if (moved)
+      mapped_left(b, stale);
+    else
+      free_blocks_add(b);
   }
 }
 
-void stitch_finish(stitch_t *stitch)
+void stitch_finish(const stitch_t *stitch, bool moved)
 {
-  finish(&stitch->completed, false);
-  finish(&stitch->ordered, true);
+  finish(&stitch->completed, moved, false);
+  finish(&stitch->ordered, moved, true);
 }

@@ -18,15 +18,12 @@
 typedef struct lenders {
   block_t *first, **end;
   size_t bytes;
-  size_t left; /* bytes of pages that have moved or were lost */
 } lenders_t;
 
 typedef struct stitch {
-  lenders_t completed; /* unmapped before they serve */
+  lenders_t completed; /* unmapped before the pages serve elsewhere */
   lenders_t ordered;   /* unmapped some time afterwards */
-  size_t pages;        /* that have moved */
   uint64_t stamp;      /* the latest stamp in `ordered` */
-  orphan_t *orphan;    /* entry for a page that the driver maps nowhere */
 } stitch_t;
 
 static inline size_t stitch_bytes(const stitch_t *stitch)
@@ -42,12 +39,15 @@ void stitch_learn(heap_t *heap);
  * Under the lock. */
 void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most);
 
-/* Maps the claimed pages to the beginning of `into`, a hole that is being filled. *moved are the
- * bytes that came, even if a call failed. Without the lock. */
-esper_status stitch_move(stitch_t *stitch, block_t *into, size_t *moved);
+/* Maps the claimed pages to the beginning of `into`, a hole that is being filled, where they are
+ * mapped for the moment a second time. After a failure they are not. Without the lock. */
+esper_status stitch_map(const stitch_t *stitch, block_t *into);
+/* Ends the old mappings of the pages that may go at once. Returns the number of all pages. Without
+ * the lock. */
+size_t stitch_unmap(const stitch_t *stitch);
 
-/* Updates lists and statistics; pages that did not move are free again. The caller has left a block
- * in the arena. Under the lock. */
-void stitch_finish(stitch_t *stitch);
+/* Updates lists and statistics. If the pages have not moved, they are free again. Under the
+ * lock. */
+void stitch_finish(const stitch_t *stitch, bool moved);
 
 #endif

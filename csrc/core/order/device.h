@@ -26,7 +26,9 @@ typedef struct fences {
 struct device {
   ON_ITS_OWN_LINE core_t *core;
   int index;
-  atomic_bool ready; /* all that needs the driver is set up */
+  atomic_bool ready;  /* all that needs the driver is set up */
+  atomic_bool failed; /* memory/failure.h; changes under the lock */
+  char failure[640];
   atomic_int route_count;
   stream_t *legacy;      /* the default stream */
   stream_t *all_streams; /* stands for every stream: see event_record_all */
@@ -55,9 +57,7 @@ struct device {
   size_t total; /* bytes of device memory */
   /* The granularity is asked for when pages are first wanted: classic segments need none. */
   atomic_bool granule_known;
-  size_t granule;    /* pages are multiples of it; 0: none can be mapped */
-  orphan_t *orphans; /* pages that are mapped nowhere */
-  size_t orphaned_bytes;
+  size_t granule;          /* pages are multiples of it; 0: none can be mapped */
   pthread_rwlock_t paging; /* guards the next four, and the names of pages: peers.h */
   size_t shared_count;     /* pages that have a name */
   int *peers;              /* devices that may access all pages */
@@ -65,7 +65,7 @@ struct device {
   import_t *imports; /* pages of other processes; guarded by the lock as well */
   double fraction;
   size_t limit;            /* SIZE_MAX: none */
-  size_t reserving;        /* bytes being obtained and orphaned: not in the statistics */
+  size_t reserving;        /* bytes being obtained: not in the statistics */
   uint64_t large_requests; /* how many so far: the clock by which memory counts as long unused */
   int in_flight;           /* calls that hold memory in flight: memory/in_flight.h */
   unsigned in_flight_returned; /* how often such calls gave some back */
@@ -77,7 +77,7 @@ struct device {
   esper_stats stats;
   esper_counters counters;
   fences_t fences;
-  arena_t blocks, segments, uses, orphan_arena;
+  arena_t blocks, segments, uses;
   esper_trace_watch_fn *watch; /* is told of each action; NULL: nobody is */
   void *watch_context;
 
@@ -96,6 +96,11 @@ esper_status core_device(core_t *core, int index, device_t **device);
  * they must not make the driver set the device up for this process. */
 esper_status core_used_device(core_t *core, int index, device_t **device);
 esper_status core_no_device(const core_t *core, int index);
+
+static inline bool device_has_failed(const device_t *device)
+{
+  return atomic_load_explicit(&device->failed, memory_order_acquire);
+}
 
 /* Limits the share of the device's memory that the core may reserve; 1: no limit. */
 esper_status device_set_limit(device_t *device, double fraction);

@@ -35,18 +35,13 @@ esper_status source_obtain(const pool_t *pool, size_t size, uintptr_t *address)
   return status == ESPER_OK ? ESPER_OK : error_from_driver(core, status);
 }
 
-bool source_give_back(const pool_t *pool, uintptr_t address, size_t size)
+esper_status source_give_back(const pool_t *pool, uintptr_t address, size_t size)
 {
   int device = pool->device->index;
-  core_t *core = pool->device->core;
-  if (pool->source.obtain) {
-    pool->source.give_back(pool->source.context, device, (void *)address, size);
-    return true;
-  }
-  esper_status status = call_memory_free(core, device, address);
-  if (status != ESPER_OK)
-    error_from_driver(core, status);
-  return status == ESPER_OK;
+  if (!pool->source.obtain)
+    return call_memory_free(pool->device->core, device, address);
+  pool->source.give_back(pool->source.context, device, (void *)address, size);
+  return ESPER_OK;
 }
 
 void source_drop(pool_t *pool)

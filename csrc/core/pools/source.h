@@ -8,8 +8,8 @@
 /* ESPER_OUT_OF_MEMORY: the source has no more. */
 esper_status source_obtain(const pool_t *pool, size_t size, uintptr_t *address);
 
-/* Gives memory back that owes nothing any more. False: the source did not take it. */
-bool source_give_back(const pool_t *pool, uintptr_t address, size_t size);
+/* Gives memory back that owes nothing any more. An error is the driver's. */
+esper_status source_give_back(const pool_t *pool, uintptr_t address, size_t size);
 
 /* The pool needs its source no more. */
 void source_drop(pool_t *pool);

@@ -4,6 +4,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../memory/driver_pages.h"
 #include "../memory/mapped.h"
 #include "../memory/peers.h"
 #include "../order/capturing.h"
@@ -44,9 +45,9 @@ static esper_status map_one(device_t *device, import_t *import, size_t i)
 {
   size_t size = import->pages[i].size;
   esper_status status =
-      peers_map(device, import->address + import->mapped, size, import->pages[i].handle);
+      driver_page_map(device, import->address + import->mapped, size, import->pages[i].handle);
   if (status != ESPER_OK)
-    return error_from_driver(device->core, status);
+    return status;
   import->pages[i].mapped = true;
   import->mapped += size;
   return ESPER_OK;
@@ -60,32 +61,18 @@ static void link_import(device_t *device, import_t *import)
   unlock(&device->lock);
 }
 
-/* Returns an unused import to the driver. False: the driver did not take all of it. */
-static bool give_back(const device_t *device, import_t *import)
-{
-  core_t *core = device->core;
-  int index = device->index;
-  for (; import->page_count; import->page_count--) {
-    size_t last = import->page_count - 1, size = import->pages[last].size;
-    if (import->pages[last].mapped) {
-      uintptr_t at = import->address + import->mapped - size;
-      if (call_page_unmap(core, index, at, size) != ESPER_OK)
-        return false;
-      import->pages[last].mapped = false;
-      import->mapped -= size;
-    }
-    if (call_page_release(core, index, import->pages[last].handle) != ESPER_OK)
-      return false;
-  }
-  return call_range_free(core, index, import->address, import->size) == ESPER_OK;
-}
-
+/* Returns an unused import to the driver. */
 static void discard(device_t *device, import_t *import)
 {
-  if (give_back(device, import))
-    free(import);
-  else
-    link_import(device, import);
+  uintptr_t at = import->address;
+  for (size_t i = 0; i < import->page_count; i++) {
+    if (import->pages[i].mapped)
+      driver_page_unmap(device, at, import->pages[i].size);
+    driver_page_release(device, import->pages[i].handle);
+    at += import->pages[i].size;
+  }
+  driver_range_free(device, import->address, import->size);
+  free(import);
 }
 
 static esper_status map_all(device_t *device, import_t *import, const esper_page_name *names,
@@ -100,7 +87,6 @@ static esper_status map_all(device_t *device, import_t *import, const esper_page
   if (status == ESPER_OK) {
     link_import(device, import);
   } else {
-    import->closed = true;
     discard(device, import);
   }
   paging_end(device);
@@ -223,8 +209,7 @@ void imports_destroy(device_t *device)
 {
   for (import_t *i = device->imports, *next; i; i = next) {
     next = i->next;
-    give_back(device, i);
-    free(i);
+    discard(device, i);
   }
   device->imports = NULL;
 }

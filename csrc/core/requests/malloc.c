@@ -33,6 +33,7 @@
 #include "../blocks/map.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
+#include "../memory/failure.h"
 #include "../memory/fence.h"
 #include "../memory/grow.h"
 #include "../memory/in_flight.h"
@@ -348,8 +349,14 @@ static esper_status find_block(request_t *q, bool fenced, block_t **block)
   *block = fenced ? take_fenced(q, &status) : find_slowly(q, &status);
   if (atomic_load_explicit(&q->core->ended_a_capture, memory_order_relaxed))
     warn_of_ended_capture(q->core);
+  if (*block && device_has_failed(q->device)) {
+    free_block(q->core, (void *)(*block)->address);
+    *block = NULL;
+  }
   if (*block)
     return ESPER_OK;
+  if (device_has_failed(q->device))
+    return failure_check(q->device);
   return status == ESPER_OUT_OF_MEMORY ? request_fail(q)
          : status == ESPER_REJECTED    ? request_reject(q)
                                        : status;
@@ -417,9 +424,10 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
     held_uses_record(core, q.stream);
 
   lock(&device->lock);
-  if (device->asleep[q.tag]) {
+  if (device->asleep[q.tag] || device_has_failed(device)) {
     unlock(&device->lock);
-    return refuse_asleep(device, q.tag);
+    status = failure_check(device);
+    return status == ESPER_OK ? refuse_asleep(device, q.tag) : status;
   }
   device->large_requests += q.large;
   q.returned_before = in_flight_returned_by_others(device);

@@ -10,7 +10,6 @@
 #include "../memory/fence.h"
 #include "../memory/in_flight.h"
 #include "../memory/mapped.h"
-#include "../memory/orphan.h"
 #include "../memory/page_table.h"
 #include "../memory/segment.h"
 #include "../order/capturing.h"
@@ -70,7 +69,7 @@ static part_t part_of(block_t *b, size_t enough)
     return part;
   part.size = b->size;
   if (b->segment->pages)
-    part.size = pages_within(b, enough, SIZE_MAX, false, &part.first);
+    part.size = pages_within(b, enough, SIZE_MAX, &part.first);
   part.beside = part.size ? count_beside(&part) : 0;
   return part;
 }
@@ -144,57 +143,49 @@ static block_t *claim(const release_t *r, uintptr_t address)
 }
 
 /* Gives a claimed block (may be NULL) back: a classic segment, or pages. Called under the lock,
- * which it drops. Returns the bytes that went; 0: there was nothing, or the driver did not take
- * it. */
+ * which it drops. Returns the bytes that went. */
 static size_t give_back(device_t *device, block_t *block)
 {
-  size_t size = block ? block->size : 0;
-  pool_t *of = block ? block->segment->heap->pool : NULL;
-  bool drivers = of && !of->source.obtain;
-  if (of)
-    pool_enter(of);
+  if (!block) {
+    unlock(&device->lock);
+    return 0;
+  }
+  size_t size = block->size;
+  pool_t *of = block->segment->heap->pool;
+  bool drivers = !of->source.obtain;
+  pool_enter(of);
   if (drivers)
     in_flight_begin(device);
   unlock(&device->lock);
-  if (block && block->segment->pages)
-    size = mapped_unmap(device, block);
-  else if (block && block->segment->fenced)
-    size = fence_release(device, block) ? size : 0;
-  else if (block && !segment_release(device, block))
-    size = 0;
+  if (block->segment->pages)
+    mapped_unmap(device, block);
+  else if (block->segment->fenced)
+    fence_release(device, block);
+  else
+    segment_release(device, block);
   lock(&device->lock);
   if (drivers) {
     in_flight_note_return(device);
     in_flight_end(device);
   }
-  if (of)
-    pool_leave(of);
+  pool_leave(of);
   unlock(&device->lock);
   return size;
 }
 
-/* As give_back, but counts the bytes. False: the driver did not take them. */
-static bool release_one(release_t *r, block_t *block)
-{
-  size_t size = give_back(r->device, block);
-  r->released += size;
-  return !block || size;
-}
-
-/* Gives one round of chosen blocks back. False: there is nothing more, or the driver did not take
- * it. The first block is claimed under the lock under which it was chosen; later ones may be
- * gone. */
+/* Gives one round of chosen blocks back. False: there is nothing more. The first block is claimed
+ * under the lock under which it was chosen; later ones may be gone. */
 static bool release_some(release_t *r)
 {
   begin(r);
   choose_next(r);
-  block_t *first = r->count ? claim(r, r->chosen[0]) : NULL;
-  bool taken = release_one(r, first);
-  for (int i = 1; first && taken && i < r->count && r->released < r->enough; i++) {
+  size_t first = give_back(r->device, r->count ? claim(r, r->chosen[0]) : NULL);
+  r->released += first;
+  for (int i = 1; first && i < r->count && r->released < r->enough; i++) {
     begin(r);
-    taken = release_one(r, claim(r, r->chosen[i]));
+    r->released += give_back(r->device, claim(r, r->chosen[i]));
   }
-  return first && taken;
+  return first > 0;
 }
 
 /* ---- fences --------------------------------------------------------------- */
@@ -266,10 +257,11 @@ size_t release_fenced(device_t *device, size_t most)
 static size_t release(release_t r)
 {
   device_t *device = r.device;
-  r.released = orphans_give_back(device) + release_fenced(device, SIZE_MAX);
+  r.released = release_fenced(device, SIZE_MAX);
   quiesce_unreferenced(device, r.pool);
-  while (r.released < r.enough && mapped_reap(device) && release_some(&r))
-    ;
+  do
+    mapped_reap(device);
+  while (r.released < r.enough && release_some(&r));
   while (mapped_discard_empty(device, r.pool))
     ;
   lock(&device->lock);

@@ -4,6 +4,7 @@
 
 #include "../base/call.h"
 #include "../base/error.h"
+#include "../memory/failure.h"
 
 /* Large enough that copies run at full speed, small enough that little has to be pinned anew when
  * the size changes a little. */
@@ -22,16 +23,15 @@ static bool reserve_entry(pinned_memory_t *pinned)
   return true;
 }
 
-/* What the driver does not take back stays. */
+/* If the device has failed, nobody can say whether copies to the memory are over, so it stays. */
 static void drop_from(pinned_memory_t *pinned, device_t *device, size_t first)
 {
-  size_t kept = first;
-  for (size_t i = first; i < pinned->count; i++)
-    if (call_host_free(device->core, device->index, pinned->chunks[i].memory) == ESPER_OK)
-      pinned->bytes -= pinned->chunks[i].size;
-    else
-      pinned->chunks[kept++] = pinned->chunks[i];
-  pinned->count = kept;
+  for (size_t i = first; i < pinned->count; i++) {
+    pinned->bytes -= pinned->chunks[i].size;
+    if (!device_has_failed(device))
+      failure_note(device, call_host_free(device->core, device->index, pinned->chunks[i].memory));
+  }
+  pinned->count = first;
 }
 
 static esper_status add_chunk(pinned_memory_t *pinned, device_t *device, size_t size)
@@ -77,13 +77,9 @@ char *pinned_memory_at(const pinned_memory_t *pinned, size_t offset, size_t *mos
   return chunk->memory + offset;
 }
 
-bool pinned_memory_free(pinned_memory_t *pinned, device_t *device)
+void pinned_memory_free(pinned_memory_t *pinned, device_t *device)
 {
   drop_from(pinned, device, 0);
-  if (pinned->count)
-    return false;
   free(pinned->chunks);
-  pinned->chunks = NULL;
-  pinned->count = pinned->capacity = 0;
-  return true;
+  *pinned = (pinned_memory_t){0};
 }

@@ -19,15 +19,15 @@ typedef struct pinned_memory {
   atomic_size_t bytes; /* of all chunks; statistics read it meanwhile */
 } pinned_memory_t;
 
-/* Makes it `bytes` large. Chunks that fit in stay, and so do those that the driver does not take
- * back. ESPER_HOST_MEMORY: there is not enough; no new chunk was kept. */
+/* Makes it `bytes` large. Chunks that fit in stay. ESPER_HOST_MEMORY: there is not enough; no new
+ * chunk was kept. */
 esper_status pinned_memory_fit(pinned_memory_t *pinned, device_t *device, size_t bytes);
 
 /* The address `offset` bytes into it. *most becomes the bytes from there to the end of the
  * chunk. */
 char *pinned_memory_at(const pinned_memory_t *pinned, size_t offset, size_t *most);
 
-/* Gives all of it back. False: the driver did not take all of it. */
-bool pinned_memory_free(pinned_memory_t *pinned, device_t *device);
+/* Gives all of it back, unless the device has failed. */
+void pinned_memory_free(pinned_memory_t *pinned, device_t *device);
 
 #endif

@@ -6,12 +6,12 @@
 #include "../base/error.h"
 #include "../blocks/free_blocks.h"
 #include "../memory/asleep.h"
+#include "../memory/failure.h"
 #include "../memory/in_flight.h"
 #include "../memory/mapped.h"
 #include "../memory/page_table.h"
 #include "../memory/peers.h"
 #include "../order/capturing.h"
-#include "../order/host_wait.h"
 #include "../order/record.h"
 #include "../requests/drain.h"
 #include "../requests/release.h"
@@ -90,7 +90,8 @@ static esper_status fit_pinned_memory(const choice_t *c)
 typedef struct batch {
   sleeper_t *sleeper;
   size_t begin, end;
-  record_t *record; /* NULL: nothing was copied */
+  record_t *record;
+  bool copied;
 } batch_t;
 
 typedef struct going {
@@ -99,8 +100,6 @@ typedef struct going {
   batch_t batch[WINDOW]; /* a ring */
   unsigned first, count;
   size_t given_back;
-  bool copies_may_run; /* nothing says when some copies are done */
-  esper_status status; /* the first failure */
 } going_t;
 
 static esper_status copy_to_host(device_t *device, uintptr_t address, char *host, size_t size)
@@ -109,93 +108,53 @@ static esper_status copy_to_host(device_t *device, uintptr_t address, char *host
                            size);
 }
 
-static esper_status copy_page(const going_t *g, const sleeper_t *s, size_t parcel, size_t end)
+static void unmap_page(going_t *g, const sleeping_page_t *page)
 {
-  esper_status status = ESPER_OK;
-  for (; parcel < end && status == ESPER_OK; parcel++)
-    status = sleeper_copy(g->device, s, &s->parcels[parcel], copy_to_host);
-  return status;
-}
-
-static void note_failure(going_t *g, esper_status status)
-{
-  if (g->status == ESPER_OK)
-    g->status = status;
-}
-
-static void unmap_page(going_t *g, sleeping_page_t *page)
-{
-  page_t *entry = sleeping_page_entry(page);
-  if (mapped_give_back(page->segment, entry)) {
-    g->given_back += page_size(page->segment, entry);
-    sleeping_page_set(page, 0, true);
-  } else {
-    page->awake = true;
-    note_failure(g, ESPER_DEVICE_ERROR);
-  }
+  const page_t *entry = sleeping_page_entry(page);
+  mapped_give_back(page->segment, entry);
+  g->given_back += page_size(page->segment, entry);
+  sleeping_page_set(page, 0, true);
 }
 
 /* Waits for the copies of the oldest batch, and unmaps its pages. */
 static void finish_batch(going_t *g)
 {
-  batch_t *b = &g->batch[g->first];
-  esper_status status = ESPER_OK;
-  if (b->record && RULE(UNMAP_AFTER_COPY))
-    status = record_wait(b->record);
-  if (b->record)
-    record_drop(b->record);
-  if (status != ESPER_OK) {
-    g->copies_may_run = true;
-    note_failure(g, status);
-  }
+  const batch_t *b = &g->batch[g->first];
+  if (b->copied)
+    sleeper_wait_for_copies(g->device, b->record, RULE(UNMAP_AFTER_COPY));
   paging_begin(g->device); /* not while copies are waited for: others wait for the lock */
-  for (size_t i = b->begin; i < b->end; i++) {
-    sleeping_page_t *page = &b->sleeper->pages[i];
-    if (status != ESPER_OK)
-      page->awake = true;
-    else if (!page->awake)
-      unmap_page(g, page);
-  }
+  for (size_t i = b->begin; i < b->end && !device_has_failed(g->device); i++)
+    unmap_page(g, &b->sleeper->pages[i]);
   paging_end(g->device);
   g->first = (g->first + 1) % WINDOW;
   g->count--;
 }
 
-static void add_batch(going_t *g, batch_t batch, bool copied)
+static void add_batch(going_t *g, batch_t batch)
 {
   if (g->count == WINDOW)
     finish_batch(g);
-  if (copied && !(batch.record = stream_record(g->copier))) {
-    g->copies_may_run = true; /* so the pages stay */
-    for (size_t i = batch.begin; i < batch.end; i++)
-      batch.sleeper->pages[i].awake = true;
-    note_failure(g, ESPER_DEVICE_ERROR);
-  }
+  batch.record = batch.copied ? stream_record(g->copier) : NULL;
   g->batch[(g->first + g->count++) % WINDOW] = batch;
 }
 
-static void send_pages(going_t *g, sleeper_t *s, size_t first_page, size_t first_parcel)
+static void send_pages(going_t *g, sleeper_t *s)
 {
-  batch_t batch = {.sleeper = s, .begin = first_page};
-  size_t bytes = 0, parcel = first_parcel;
-  bool copied = false;
-  for (size_t i = first_page; i < s->page_count; i++) {
-    sleeping_page_t *page = &s->pages[i];
-    esper_status status = copy_page(g, s, parcel, parcel + page->parcels);
-    if (status != ESPER_OK) {
-      page->awake = true;
-      note_failure(g, status);
-    }
-    copied |= page->parcels > 0;
-    parcel += page->parcels;
+  batch_t batch = {.sleeper = s};
+  size_t bytes = 0;
+  const parcel_t *parcel = s->parcels;
+  for (size_t i = 0; i < s->page_count && !device_has_failed(g->device); i++) {
+    const sleeping_page_t *page = &s->pages[i];
+    for (size_t left = page->parcels; left; left--)
+      sleeper_copy(g->device, s, parcel++, copy_to_host);
+    batch.copied |= page->parcels > 0;
     bytes += page_size(page->segment, sleeping_page_entry(page));
     if (bytes < BATCH && i + 1 < s->page_count)
       continue;
     batch.end = i + 1;
-    add_batch(g, batch, copied);
-    batch.begin = batch.end;
+    add_batch(g, batch);
+    batch = (batch_t){.sleeper = s, .begin = batch.end};
     bytes = 0;
-    copied = false;
   }
 }
 
@@ -206,11 +165,9 @@ static void send_chosen(const choice_t *c, going_t *g)
   unlock(&c->device->lock);
   for (int i = 0; i < TAGS; i++)
     if (c->of[i])
-      send_pages(g, c->of[i], 0, 0);
+      send_pages(g, c->of[i]);
   while (g->count)
     finish_batch(g);
-  if (g->copies_may_run) /* soon the memory may be freed, and the pinned memory given back */
-    drain_at_any_cost(c->device);
   lock(&c->device->lock);
   in_flight_note_return(c->device);
   in_flight_end(c->device);
@@ -219,42 +176,20 @@ static void send_chosen(const choice_t *c, going_t *g)
 
 /* ---- sleep ------------------------------------------------------------- */
 
-/* Free blocks that lie on no page that sleeps are free again. */
-static void wake_free_blocks(segment_t *s)
+/* The pages of a sleeper are awake again, because the sleep ended before it began with them. */
+static void keep_awake(const choice_t *c, sleeper_t *s)
 {
-  for (block_t *b = s->first, *after; b; b = after) {
-    after = b->next;
-    if (after && after->state == BLOCK_READY) /* it may become one with the block */
-      after = after->next;
-    if (b->state == BLOCK_ASLEEP && !pages_sleep_under(b))
-      asleep_free_wakes(b);
-  }
-}
-
-/* The pages of a sleeper that stay are awake again. Returns their bytes. */
-static size_t keep_awake(const choice_t *c, sleeper_t *s, bool all)
-{
-  size_t bytes = 0;
   paging_begin(c->device); /* not while another thread names pages */
   lock(&c->device->lock);
   caches_close(c->device);
-  for (size_t i = 0; i < s->page_count; i++) {
-    sleeping_page_t *page = &s->pages[i];
-    page->awake |= all;
-    if (!page->awake)
-      continue;
-    page_t entry = *sleeping_page_entry(page);
-    entry.empty = false;
-    bytes += page_size(page->segment, &entry);
-    asleep_set(page->segment, entry, false);
-  }
-  for (segment_t *segment = c->device->first_segment; segment && bytes; segment = segment->next)
+  for (size_t i = 0; i < s->page_count; i++)
+    sleeping_page_wakes(&s->pages[i]);
+  for (segment_t *segment = c->device->first_segment; segment; segment = segment->next)
     if (segment->pages && segment->heap->tag == s->tag)
-      wake_free_blocks(segment);
+      asleep_free_blocks_wake(segment, false);
   unlock(&c->device->lock);
   paging_end(c->device);
-  sleeper_forget_awake(s);
-  return bytes;
+  sleeper_clear(s);
 }
 
 /* What one call does on one device. */
@@ -270,10 +205,11 @@ typedef struct attempt {
  * there. */
 static esper_status prepare(attempt_t *a)
 {
-  if (!mapped_reap(a->device)) /* pages would be mapped elsewhere, too, and keep their memory */
-    return ESPER_DEVICE_ERROR;
+  mapped_reap(a->device); /* pages would be mapped elsewhere, too, and keep their memory */
   a->result.given_back = release_tagged(a->device, a->choice.tags);
-  esper_status status = choose_pages(&a->choice);
+  esper_status status = failure_check(a->device);
+  if (status == ESPER_OK)
+    status = choose_pages(&a->choice);
   /* If nothing is kept, pinned memory stays as it is: to give it back takes seconds. */
   if (status == ESPER_OK && a->choice.keeps)
     status = fit_pinned_memory(&a->choice);
@@ -290,35 +226,32 @@ static esper_status prepare_all(core_t *core, attempt_t *attempts, int count)
   return status;
 }
 
-/* Sends the pages of all devices. Fails only if a driver refused and none took anything back. */
+/* Sends the pages of all devices. */
 static esper_status send_all(attempt_t *attempts, int count)
 {
-  size_t given_back = 0;
   esper_status status = ESPER_OK;
-  for (int i = 0; i < count; i++) {
-    going_t *g = &attempts[i].going;
-    send_chosen(&attempts[i].choice, g);
-    given_back += g->given_back;
-    if (status == ESPER_OK)
-      status = g->status;
-  }
-  return given_back ? ESPER_OK : status;
+  for (int i = 0; i < count; i++)
+    send_chosen(&attempts[i].choice, &attempts[i].going);
+  for (int i = 0; i < count && status == ESPER_OK; i++)
+    status = failure_check(attempts[i].device);
+  return status;
 }
 
-/* Pages that could not go are awake again, and the result is summed up. After a failure mallocs are
- * allowed again. */
-static void conclude(attempt_t *a, esper_status status)
+/* The attempt failed before a page was sent: everything is awake that was, and mallocs are allowed
+ * again. */
+static void undo(attempt_t *a)
 {
-  for (int i = 0; i < TAGS; i++) {
-    sleeper_t *sleeper = a->choice.of[i];
-    if (!sleeper)
-      continue;
-    a->result.stays[ESPER_STAYS_REFUSED] += keep_awake(&a->choice, sleeper, status != ESPER_OK);
-    a->result.kept += sleeper->kept;
-  }
+  for (int i = 0; i < TAGS; i++)
+    if (a->choice.of[i])
+      keep_awake(&a->choice, a->choice.of[i]);
+  allow_mallocs(a->device, a->choice.tags, a->before);
+}
+
+static void sum_up(attempt_t *a)
+{
+  for (int i = 0; i < TAGS; i++)
+    a->result.kept += a->choice.of[i] ? a->choice.of[i]->kept : 0;
   a->result.given_back += a->going.given_back;
-  if (status != ESPER_OK)
-    allow_mallocs(a->device, a->choice.tags, a->before);
 }
 
 static void add_result(esper_sleep_result *sum, const esper_sleep_result *one)
@@ -351,10 +284,12 @@ static esper_status attempt_all(core_t *core, attempt_t *attempts, int count)
   for (int i = 0; i < count; i++)
     refuse_mallocs(attempts[i].device, attempts[i].choice.tags, attempts[i].before);
   status = prepare_all(core, attempts, count);
+  for (int i = 0; i < count && status != ESPER_OK; i++)
+    undo(&attempts[i]);
   if (status == ESPER_OK)
     status = send_all(attempts, count);
   for (int i = 0; i < count; i++)
-    conclude(&attempts[i], status);
+    sum_up(&attempts[i]);
   return status;
 }
 

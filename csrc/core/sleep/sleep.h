@@ -5,7 +5,7 @@
  * pages are chosen and marked as asleep; host memory is obtained; then, batch by batch, what is
  * kept is copied to the host and the pages are unmapped, so that copies and driver calls overlap.
  * All devices have come as far as the copies before one of them begins with these. Until then an
- * error undoes everything. After that a page that cannot be copied or unmapped stays as it is.
+ * error undoes everything. A device that then refuses a copy or keeps a page has failed.
  *
  * A page that sleeps keeps its entry in the page table, its blocks and its addresses. Live blocks
  * on it stay live and may be freed. Free ones, and those that are freed, are BLOCK_ASLEEP until the

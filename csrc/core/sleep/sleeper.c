@@ -2,9 +2,11 @@
 
 #include <stdlib.h>
 
-#include "../base/error.h"
 #include "../memory/asleep.h"
-#include "../order/stream.h"
+#include "../memory/failure.h"
+#include "../order/host_wait.h"
+#include "../order/record.h"
+#include "../requests/drain.h"
 
 /* The tag's empty sleeper with the most pinned memory, or else a new one. */
 sleeper_t *sleeper_of(device_t *device, tag_t tag)
@@ -52,65 +54,62 @@ void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent
   lock(&device->lock);
   page_t entry = *sleeping_page_entry(page);
   entry.handle = handle;
-  entry.released = false;
   absent_set(page->segment, entry, absent);
   if (absent)
     device->refused = 0;
   unlock(&device->lock);
 }
 
-void sleeper_forget_awake(sleeper_t *s)
+void sleeping_page_wakes(const sleeping_page_t *page)
 {
-  size_t pages = 0, parcels = 0, parcel = 0;
-  s->kept = 0;
-  for (size_t i = 0; i < s->page_count; i++) {
-    const sleeping_page_t *page = &s->pages[i];
-    size_t end = parcel + page->parcels;
-    for (; parcel < end; parcel++)
-      if (!page->awake) {
-        s->kept += s->parcels[parcel].size;
-        s->parcels[parcels++] = s->parcels[parcel];
-      }
-    if (!page->awake)
-      s->pages[pages++] = *page;
-  }
-  s->page_count = pages;
-  s->parcel_count = parcels;
+  page_t entry = *sleeping_page_entry(page);
+  entry.empty = false;
+  asleep_set(page->segment, entry, false);
+}
+
+void sleeper_clear(sleeper_t *s)
+{
+  s->page_count = s->parcel_count = s->kept = 0;
 }
 
 void sleepers_trim(device_t *device, bool always)
 {
   for (sleeper_t **link = &device->sleepers, *s; (s = *link);) {
     /* Pinned memory may go although pages sleep, if nothing of them is kept. */
-    if (!always && (s->kept || !pinned_memory_free(&s->pinned, device) || s->page_count)) {
+    if (always || !s->kept)
+      pinned_memory_free(&s->pinned, device);
+    if (!always && s->page_count + s->pinned.bytes) {
       link = &s->next;
       continue;
     }
     lock(&device->lock);
     *link = s->next;
     unlock(&device->lock);
-    if (always)
-      pinned_memory_free(&s->pinned, device);
-    free(s->pinned.chunks);
     free(s->pages);
     free(s->parcels);
     free(s);
   }
 }
 
-esper_status sleeper_copy(device_t *device, const sleeper_t *s, const parcel_t *parcel,
-                          sleeper_copy_t *copy)
+void sleeper_copy(device_t *device, const sleeper_t *s, const parcel_t *parcel,
+                  sleeper_copy_t *copy)
 {
-  esper_status status = ESPER_OK;
-  for (size_t at = 0, most; at < parcel->size && status == ESPER_OK; at += most) {
+  for (size_t at = 0, most; at < parcel->size; at += most) {
     char *host = pinned_memory_at(&s->pinned, parcel->offset + at, &most);
     if (most > parcel->size - at)
       most = parcel->size - at;
-    status = copy(device, parcel->address + at, host, most);
-    if (status != ESPER_OK)
-      error_from_driver(device->core, status);
+    failure_note(device, copy(device, parcel->address + at, host, most));
   }
-  return status;
+}
+
+void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait)
+{
+  if (!record)
+    failure_note(device, drain_at_any_cost(device));
+  else if (wait)
+    failure_note(device, record_wait(record));
+  if (record)
+    record_drop(record);
 }
 
 esper_status sleeper_stream(device_t *device, presented_t *copier)

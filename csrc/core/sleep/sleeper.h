@@ -17,7 +17,6 @@ typedef struct sleeping_page {
   segment_t *segment;
   size_t first;   /* its first granule in the segment */
   size_t parcels; /* how many of the parcels are its own; they are in the order of the pages */
-  bool awake;     /* it stayed, or has woken */
   bool unneeded;  /* one freed block fills it, so it need not wake */
 } sleeping_page_t;
 
@@ -50,8 +49,11 @@ static inline page_t *sleeping_page_entry(const sleeping_page_t *page)
  * sleeps. Without the lock: takes it, because frees read the table of pages that sleep. */
 void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent);
 
-/* Forgets pages that are awake, and their parcels. */
-void sleeper_forget_awake(sleeper_t *sleeper);
+/* The page is awake. Under the lock. */
+void sleeping_page_wakes(const sleeping_page_t *page);
+
+/* All its pages are awake. */
+void sleeper_clear(sleeper_t *sleeper);
 
 /* Frees the pinned memory of all sleepers that keep no bytes, and the sleepers that are empty. With
  * `always`: all sleepers and their pinned memory. */
@@ -59,8 +61,12 @@ void sleepers_trim(device_t *device, bool always);
 
 /* Calls `copy` for each piece of a parcel: a parcel may lie in several chunks of pinned memory. */
 typedef esper_status sleeper_copy_t(device_t *device, uintptr_t address, char *host, size_t size);
-esper_status sleeper_copy(device_t *device, const sleeper_t *sleeper, const parcel_t *parcel,
-                          sleeper_copy_t *copy);
+void sleeper_copy(device_t *device, const sleeper_t *sleeper, const parcel_t *parcel,
+                  sleeper_copy_t *copy);
+
+/* The host waits for the copies before the record, which is dropped. NULL: it waits for all of the
+ * device. A device that cannot be waited for has failed. */
+void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait);
 
 /* The core's own stream for copies, as presented. NULL stream: the driver refused. */
 esper_status sleeper_stream(device_t *device, presented_t *copier);

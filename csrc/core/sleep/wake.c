@@ -5,12 +5,12 @@
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 #include "../memory/asleep.h"
+#include "../memory/driver_pages.h"
+#include "../memory/failure.h"
 #include "../memory/in_flight.h"
 #include "../memory/mapped.h"
-#include "../memory/orphan.h"
 #include "../memory/peers.h"
 #include "../memory/segment.h"
-#include "../order/host_wait.h"
 #include "../order/record.h"
 #include "../order/retire.h"
 #include "../pools/pool.h"
@@ -25,12 +25,11 @@ typedef struct waking {
   device_t *device;
   const bool *tags;
   presented_t copier;
-  orphan_t *orphan; /* entry for a page that the driver neither maps nor takes back */
-  void *spares;     /* blocks for the splits at the end, linked by their first word */
-  size_t bytes;     /* of the pages that come back */
-  size_t reserved;  /* of those that are absent; they count as being obtained */
-  bool enqueued;    /* copies are under way */
-  bool released;    /* unused memory was given back already, to make room */
+  void *spares;    /* blocks for the splits at the end, linked by their first word */
+  size_t bytes;    /* of the pages that come back */
+  size_t reserved; /* of those that are absent yet; they count as being obtained */
+  bool enqueued;   /* copies are under way */
+  bool released;   /* unused memory was given back already, to make room */
 } waking_t;
 
 static sleeper_t *chosen_from(const waking_t *w, sleeper_t *s)
@@ -90,7 +89,7 @@ static bool is_unneeded(const segment_t *s, const page_t *page, const block_t **
 static esper_status prepare(waking_t *w)
 {
   const block_t *last = NULL;
-  w->bytes = w->reserved = 0;
+  w->bytes = 0;
   stream_retire_all(w->device->core); /* so that what is over is known to be */
   lock(&w->device->lock);
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
@@ -99,13 +98,9 @@ static esper_status prepare(waking_t *w)
       const page_t *entry = sleeping_page_entry(page);
       page->unneeded = is_unneeded(page->segment, entry, &last) && take_spares(w);
       w->bytes += page->unneeded ? 0 : page_size(page->segment, entry);
-      w->reserved += page->unneeded || !entry->absent ? 0 : page_size(page->segment, entry);
     }
+  w->reserved = w->bytes;
   esper_status status = segment_reserve(w->device, w->reserved);
-  if (status == ESPER_OK && !(w->orphan = orphan_reserve(w->device))) {
-    w->device->reserving -= w->reserved;
-    status = error_set(ESPER_HOST_MEMORY, "no host memory for a page");
-  }
   if (status == ESPER_OK)
     in_flight_begin(w->device);
   else
@@ -126,13 +121,12 @@ static void release_unused(waking_t *w)
 
 static esper_status create_page(waking_t *w, size_t size, uint64_t *handle)
 {
-  core_t *core = w->device->core;
-  esper_status status = call_page_create(core, w->device->index, size, handle);
+  esper_status status = driver_page_create(w->device, size, handle);
   if (status == ESPER_OUT_OF_MEMORY && !w->released) {
     release_unused(w);
-    status = call_page_create(core, w->device->index, size, handle);
+    status = driver_page_create(w->device, size, handle);
   }
-  return status == ESPER_OK ? status : error_from_driver(core, status);
+  return status;
 }
 
 static esper_status map_page(waking_t *w, const sleeping_page_t *page)
@@ -140,26 +134,23 @@ static esper_status map_page(waking_t *w, const sleeping_page_t *page)
   const page_t *entry = sleeping_page_entry(page);
   size_t size = page_size(page->segment, entry);
   uint64_t handle;
-  if (!entry->absent) /* the driver did not take it back when an earlier wake failed */
-    return ESPER_OK;
   esper_status status = create_page(w, size, &handle);
   if (status != ESPER_OK)
     return status;
   paging_begin(w->device); /* not while memory is copied: others wait for the lock */
-  status = peers_map(w->device, page_address(page->segment, entry), size, handle);
+  status = driver_page_map(w->device, page_address(page->segment, entry), size, handle);
   if (status == ESPER_OK)
     sleeping_page_set(page, handle, false);
+  else
+    driver_page_release(w->device, handle);
   paging_end(w->device);
-  if (status == ESPER_OK) {
-    lock(&w->device->lock);
-    w->device->reserving -= size; /* the statistics count it now */
-    unlock(&w->device->lock);
-    w->reserved -= size;
-    return ESPER_OK;
-  }
-  error_from_driver(w->device->core, status);
-  orphan_release_page(w->device, handle, size, w->orphan);
-  return status;
+  if (status != ESPER_OK)
+    return status;
+  lock(&w->device->lock);
+  w->device->reserving -= size; /* the statistics count it now */
+  unlock(&w->device->lock);
+  w->reserved -= size;
+  return ESPER_OK;
 }
 
 static esper_status copy_to_device(device_t *device, uintptr_t address, char *host, size_t size)
@@ -168,22 +159,17 @@ static esper_status copy_to_device(device_t *device, uintptr_t address, char *ho
                              size);
 }
 
-static esper_status fill_page(waking_t *w, const sleeper_t *s, const sleeping_page_t *page,
-                              size_t parcel)
+static void fill_page(waking_t *w, const sleeper_t *s, const sleeping_page_t *page, size_t parcel)
 {
   const page_t *entry = sleeping_page_entry(page);
   device_t *device = w->device;
-  esper_status status = ESPER_OK;
   w->enqueued |= entry->empty || page->parcels;
-  if (entry->empty) {
-    status = call_memory_zero(device->core, device->index, w->copier.handle,
-                              page_address(page->segment, entry), page_size(page->segment, entry));
-    if (status != ESPER_OK)
-      error_from_driver(device->core, status);
-  }
-  for (size_t i = parcel; i < parcel + page->parcels && status == ESPER_OK; i++)
-    status = sleeper_copy(device, s, &s->parcels[i], copy_to_device);
-  return status;
+  if (entry->empty)
+    failure_note(device, call_memory_zero(device->core, device->index, w->copier.handle,
+                                          page_address(page->segment, entry),
+                                          page_size(page->segment, entry)));
+  for (size_t i = parcel; i < parcel + page->parcels; i++)
+    sleeper_copy(device, s, &s->parcels[i], copy_to_device);
 }
 
 static bool is_large(const sleeping_page_t *page)
@@ -199,59 +185,31 @@ static esper_status bring_back(waking_t *w, const sleeper_t *s, bool large)
     if (!page->unneeded && is_large(page) == large) {
       status = map_page(w, page);
       if (status == ESPER_OK)
-        status = fill_page(w, s, page, parcel);
+        fill_page(w, s, page, parcel);
+      if (status == ESPER_OK)
+        status = failure_check(w->device);
     }
     parcel += page->parcels;
   }
   return status;
 }
 
-static esper_status wait_for_copies(const waking_t *w)
-{
-  record_t *record = stream_record(w->copier);
-  if (!record)
-    return ESPER_DEVICE_ERROR;
-  esper_status status = RULE(WAKE_BEFORE_USE) ? record_wait(record) : ESPER_OK;
-  record_drop(record);
-  return status;
-}
-
-/* Waits for the copies: by an event, or else for the device. */
-static esper_status wait_or_drain(const waking_t *w)
-{
-  if (!w->enqueued || wait_for_copies(w) == ESPER_OK)
-    return ESPER_OK;
-  return drain_at_any_cost(w->device);
-}
-
-/* What the driver does not take back stays mapped, asleep, for the next attempt. So does all of it
- * if nobody can say whether the copies are over. */
+/* There was too little memory: what has come goes back. */
 static void undo(const waking_t *w)
 {
   paging_begin(w->device);
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
     for (size_t i = 0; i < s->page_count; i++) {
-      page_t *entry = sleeping_page_entry(&s->pages[i]);
-      if (!entry->absent && mapped_give_back(s->pages[i].segment, entry))
-        sleeping_page_set(&s->pages[i], 0, true);
+      const page_t *entry = sleeping_page_entry(&s->pages[i]);
+      if (entry->absent)
+        continue;
+      mapped_give_back(s->pages[i].segment, entry);
+      sleeping_page_set(&s->pages[i], 0, true);
     }
   paging_end(w->device);
 }
 
 /* ---- afterwards -------------------------------------------------------- */
-
-/* The free blocks of the segment are free again. */
-static void wake_free_blocks(segment_t *s)
-{
-  for (block_t *b = s->first, *after; b; b = after) {
-    /* What is beside the block may become one with it. */
-    after = b->next;
-    if (after && (after->state == BLOCK_READY || after->state == BLOCK_HOLE))
-      after = after->next;
-    if (b->state == BLOCK_ASLEEP)
-      asleep_free_wakes(b);
-  }
-}
 
 static void note_awake(waking_t *w)
 {
@@ -263,17 +221,12 @@ static void note_awake(waking_t *w)
       atomic_fetch_sub(&device->core->asleep, 1);
     }
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
-    for (size_t i = 0; i < s->page_count; i++) {
-      sleeping_page_t *page = &s->pages[i];
-      page->awake = true;
-      page_t entry = *sleeping_page_entry(page);
-      entry.empty = false;
-      if (!page->unneeded)
-        asleep_set(page->segment, entry, false);
-    }
+    for (size_t i = 0; i < s->page_count; i++)
+      if (!s->pages[i].unneeded)
+        sleeping_page_wakes(&s->pages[i]);
   for (segment_t *s = device->first_segment; s; s = s->next)
     if (s->pages && w->tags[s->heap->tag])
-      wake_free_blocks(s);
+      asleep_free_blocks_wake(s, true);
 }
 
 static void finish(waking_t *w, esper_status status)
@@ -281,7 +234,6 @@ static void finish(waking_t *w, esper_status status)
   paging_begin(w->device); /* not while another thread names pages */
   lock(&w->device->lock);
   give_spares(w);
-  orphan_keep(w->device, w->orphan);
   w->device->reserving -= w->reserved;
   if (status == ESPER_OK)
     note_awake(w);
@@ -292,7 +244,7 @@ static void finish(waking_t *w, esper_status status)
   if (status != ESPER_OK)
     return;
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
-    sleeper_forget_awake(s);
+    sleeper_clear(s);
 }
 
 static esper_status wake(waking_t *w)
@@ -311,11 +263,12 @@ static esper_status wake(waking_t *w)
     for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
       if (status == ESPER_OK)
         status = bring_back(w, s, large);
-  esper_status waited = wait_or_drain(w);
-  if (status == ESPER_OK)
-    status = waited;
-  if (status != ESPER_OK && waited == ESPER_OK)
+  if (w->enqueued)
+    sleeper_wait_for_copies(w->device, stream_record(w->copier), RULE(WAKE_BEFORE_USE));
+  if (status != ESPER_OK && !device_has_failed(w->device))
     undo(w);
+  if (device_has_failed(w->device))
+    status = failure_check(w->device);
   finish(w, status);
   return status;
 }
@@ -323,12 +276,12 @@ static esper_status wake(waking_t *w)
 esper_status wake_device(device_t *device, const bool tags[TAGS], size_t *woken)
 {
   waking_t w = {.device = device, .tags = tags};
-  esper_status status = ESPER_OK;
   bool any = false;
   lock(&device->sleep_lock);
   for (int i = 0; i < TAGS; i++)
     any |= tags[i] && device->asleep[i]; /* changes only under the sleep lock */
-  if (any)
+  esper_status status = failure_check(device);
+  if (any && status == ESPER_OK)
     status = wake(&w);
   unlock(&device->sleep_lock);
   if (status == ESPER_OK)

@@ -41,7 +41,6 @@
   C(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                       \
   C(CU_MEM_HANDLE_TYPE_NONE, 0)                                           \
   C(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1)                          \
-  C(CU_MEM_ACCESS_FLAGS_PROT_NONE, 0)                                     \
   C(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                                \
   C(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                                  \
   C(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)

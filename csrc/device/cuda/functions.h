@@ -30,8 +30,7 @@ esper_status cuda_page_release(void *self, int device, uint64_t page);
 esper_status cuda_page_map(void *self, int device, uintptr_t address, size_t size, uint64_t page,
                            const int *peers, int count);
 esper_status cuda_page_unmap(void *self, int device, uintptr_t address, size_t size);
-esper_status cuda_page_access(void *self, int device, uintptr_t address, size_t size, int peer,
-                              int allowed);
+esper_status cuda_page_access(void *self, int device, uintptr_t address, size_t size, int peer);
 esper_status cuda_peer_check(void *self, int device, int peer);
 
 /* sharing.c */

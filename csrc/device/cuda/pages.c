@@ -107,11 +107,10 @@ esper_status cuda_page_release(void *self, int device, uint64_t page)
   return cuda_scope_leave(&s, CALL(cuMemRelease, page));
 }
 
-static CUmemAccessDesc access_of(const cuda_device *device, bool allowed)
+static CUmemAccessDesc access_of(const cuda_device *device)
 {
   return (CUmemAccessDesc){.location = page_location(device),
-                           .flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                                            : CU_MEM_ACCESS_FLAGS_PROT_NONE};
+                           .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 }
 
 /* Usually in one call, because each costs about as much as the mapping. */
@@ -119,7 +118,7 @@ static esper_status give_access(uintptr_t address, size_t size, const cuda_devic
                                 const int *peers, int count)
 {
   enum { AT_ONCE = 16 };
-  CUmemAccessDesc access[AT_ONCE] = {access_of(owner, true)};
+  CUmemAccessDesc access[AT_ONCE] = {access_of(owner)};
   size_t given = 1;
   esper_status status = ESPER_OK;
   for (int i = 0; i < count && status == ESPER_OK; i++) {
@@ -127,7 +126,7 @@ static esper_status give_access(uintptr_t address, size_t size, const cuda_devic
       status = CALL(cuMemSetAccess, address, size, access, given);
       given = 0;
     }
-    access[given++] = access_of(&cuda_devices[peers[i]], true);
+    access[given++] = access_of(&cuda_devices[peers[i]]);
   }
   return status == ESPER_OK ? CALL(cuMemSetAccess, address, size, access, given) : status;
 }
@@ -159,8 +158,7 @@ esper_status cuda_page_unmap(void *self, int device, uintptr_t address, size_t s
   return cuda_scope_leave(&s, CALL(cuMemUnmap, address, size));
 }
 
-esper_status cuda_page_access(void *self, int device, uintptr_t address, size_t size, int peer,
-                              int allowed)
+esper_status cuda_page_access(void *self, int device, uintptr_t address, size_t size, int peer)
 {
   (void)self;
   cuda_scope s;
@@ -170,7 +168,7 @@ esper_status cuda_page_access(void *self, int device, uintptr_t address, size_t 
     status = cuda_scope_enter_virtual(&s, device);
   if (status != ESPER_OK)
     return status;
-  CUmemAccessDesc access = access_of(other, allowed);
+  CUmemAccessDesc access = access_of(other);
   return cuda_scope_leave(&s, CALL(cuMemSetAccess, address, size, &access, 1));
 }
 

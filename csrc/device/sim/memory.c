@@ -346,8 +346,7 @@ static int are_pages(sim *s, int device, uintptr_t address, size_t size)
   return 1;
 }
 
-esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size, int peer,
-                           int allowed)
+esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size, int peer)
 {
   esper_status status = check_granularity(s, "page_access", size);
   if (status)
@@ -364,10 +363,7 @@ esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size, i
     return sim_refuse(ESPER_DEVICE_ERROR, "sim: page_access: no way there");
   for (uintptr_t a = address; a < address + size;) {
     sim_span *span = sim_span_find(s, a);
-    if (allowed)
-      span->access |= (uint64_t)1 << peer;
-    else
-      span->access &= ~((uint64_t)1 << peer);
+    span->access |= (uint64_t)1 << peer;
     a = span->end;
   }
   return ESPER_OK;

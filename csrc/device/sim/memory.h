@@ -15,8 +15,7 @@ esper_status sim_page_new(sim *s, int device, size_t size, uint64_t *page);
 esper_status sim_page_give_back(sim *s, int device, uint64_t page);
 esper_status sim_page_put(sim *s, int device, uintptr_t address, size_t size, uint64_t page,
                           uint64_t access);
-esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size, int peer,
-                           int allowed);
+esper_status sim_page_open(sim *s, int device, uintptr_t address, size_t size, int peer);
 esper_status sim_page_take(sim *s, int device, uintptr_t address, size_t size);
 esper_status sim_page_name(sim *s, int device, uint64_t page, esper_page_name *name);
 esper_status sim_page_unname(sim *s, int device, const esper_page_name *name);

@@ -150,11 +150,10 @@ static esper_status page_unmap(void *self, int device, uintptr_t address, size_t
   END(page_unmap, NULL);
 }
 
-static esper_status page_access(void *self, int device, uintptr_t address, size_t size, int peer,
-                                int allowed)
+static esper_status page_access(void *self, int device, uintptr_t address, size_t size, int peer)
 {
   BEGIN(page_access, NULL)
-  status = sim_page_open(s, device, address, size, peer, allowed);
+  status = sim_page_open(s, device, address, size, peer);
   END(page_access, NULL);
 }
 

@@ -274,26 +274,6 @@ TEST(the_largest_available_counts_cached_blocks_merged)
   end();
 }
 
-/* No malloc gets what another is just getting, or what is orphaned. */
-TEST(the_largest_available_leaves_out_what_is_reserved_elsewhere)
-{
-  begin_with((sim_options){.virtual_memory = 1, .capacity = 1024 * MIB});
-  size_t largest;
-  void *p;
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.5));
-  sim_fail_call(w.s, SIM_CALL_page_map, 1, ESPER_DEVICE_ERROR);
-  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_DEVICE_ERROR);
-  uint64_t orphaned = world_counters(&w, 0).bytes_orphaned;
-  CHECK(orphaned);
-  CHECK_OK(esper_largest_available(w.core, 0, &largest));
-  CHECK_EQ(largest, 512 * MIB - orphaned);
-  world_malloc(&w, largest, r);
-  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  end();
-}
-
 TEST(a_memory_fraction_that_is_none_is_refused)
 {
   begin();

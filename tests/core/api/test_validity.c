@@ -181,14 +181,12 @@ TEST(a_lost_piece_of_metadata_is_noticed)
   CHECK_NOTICED(device->segments.live);
   CHECK_NOTICED(device->uses.live);
   CHECK_NOTICED(device->records.live);
-  CHECK_NOTICED(device->orphan_arena.live);
   end();
 }
 
 TEST(what_the_device_keeps_beside_its_memory_is_looked_at)
 {
   begin();
-  CHECK_NOTICED(device->orphaned_bytes);   /* more than is being obtained */
   CHECK_NOTICED(device->slack_refused_at); /* after more moves than there were */
   end();
 }

@@ -850,14 +850,13 @@ TEST(a_page_is_open_to_whom_it_was_given)
   sim_kernel(s, 2, st[2], (char *)p + PAGE - 512, 512, SIM_READ);
   check_complained("a kernel of device 2");
   CHECK_EQ(sim_pending_all(s), 2);
-  CHECK_OK(d->page_access(d->self, 0, range, PAGE, 2, 1));
+  CHECK_OK(d->page_access(d->self, 0, range, PAGE, 2));
   sim_kernel(s, 2, st[2], p, PAGE, SIM_READ);
   check_silent();
-  CHECK_OK(d->page_access(d->self, 0, range, PAGE, 1, 0));
-  CHECK(!sim_may_access(s, 1, p, PAGE) && sim_may_access(s, 2, p, PAGE));
-  CHECK_STATUS(d->page_access(d->self, 0, range, PAGE, 3, 1), ESPER_DEVICE_ERROR);
+  CHECK(sim_may_access(s, 2, p, PAGE));
+  CHECK_STATUS(d->page_access(d->self, 0, range, PAGE, 3), ESPER_DEVICE_ERROR);
   check_complained("page_access of device 3");
-  CHECK_STATUS(d->page_access(d->self, 1, range, PAGE, 2, 1), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(d->page_access(d->self, 1, range, PAGE, 2), ESPER_DEVICE_ERROR);
   check_complained("whole pages of device 1");
   CHECK(sim_may_access(s, 2, memory(PAGE), PAGE));
   CHECK_OK(d->peer_check(d->self, 0, 2));

@@ -417,24 +417,6 @@ TEST(a_device_may_have_more_than_it_says)
   end();
 }
 
-/* A page that asked and does not go back is not forgotten. */
-TEST(a_page_that_only_asked_may_stay)
-{
-  begin_with(256, &SMALL_PAGES);
-  void *p;
-  sim_set_caches(w.s, 0, 216 * MIB);
-  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_DEVICE_ERROR);
-  CHECK_EQ(reserved(), 0);
-  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 100 * MIB);
-  world_check(&w);
-  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
-  get(200, r);
-  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
-  world_check(&w);
-  end();
-}
-
 /* A device that has failed says so, as it does where a classic segment is asked for. */
 TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more)
 {
@@ -446,22 +428,6 @@ TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more)
   CHECK_EQ(reserved(), 2);
   world_check(&w);
   get(100, r);
-  end();
-}
-
-/* ... as far as it will. */
-TEST(what_was_mapped_and_does_not_go_back_is_free)
-{
-  begin();
-  void *p;
-  get(200, r);
-  sim_fail_calls_from(w.s, SIM_CALL_page_release, 2, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-  CHECK_EQ(reserved(), 220);
-  world_check(&w);
-  CHECK_EQ(get(56, r) != NULL, 1);
-  CHECK_EQ(reserved(), 256);
-  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
   end();
 }
 

@@ -113,40 +113,6 @@ TEST(a_hole_between_free_blocks_is_filled_alone)
   end();
 }
 
-TEST(a_page_that_cannot_be_released_stays)
-{
-  begin();
-  void *p = get(40, r);
-  world_free(&w, p);
-  sim_fail_calls_from(w.s, SIM_CALL_page_release, 2, ESPER_DEVICE_ERROR);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 20);
-  world_check(&w);
-  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-  end();
-}
-
-/* Its handle is gone by then, so it serves where it is, and is not lent. */
-TEST(a_page_that_cannot_be_unmapped_serves_on)
-{
-  begin();
-  void *p = get(20, r), *q = get(20, r);
-  world_free(&w, p);
-  sim_fail_call(w.s, SIM_CALL_page_unmap, 1, ESPER_DEVICE_ERROR);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 40);
-  get(30, r);
-  CHECK_EQ(reserved(), 70);
-  CHECK(get(20, r) == p);
-  world_free(&w, p);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 50);
-  world_free(&w, q);
-  end();
-}
-
 /* ---- captures -------------------------------------------------------------- */
 
 static int is_captured(void *context, void *stream)

@@ -56,7 +56,7 @@ TEST(every_address_of_a_page_leads_to_it)
   CHECK_EQ(page->handle, 77);
   CHECK_EQ(page_address(&segment, page), at(4));
   CHECK_EQ(page_size(&segment, page), 3 * G);
-  CHECK(!page->released && !page->stale && !page->shared);
+  CHECK(!page->stale && !page->shared);
   CHECK(on(5) == page && on(6) == page);
   CHECK(page_at(&segment, at(4) + 1) == page && page_at(&segment, at(7) - 1) == page);
   CHECK(!page_at(&segment, at(4) - 1) && !on(7));
@@ -99,14 +99,13 @@ TEST(without_host_memory_there_is_no_table)
 /* ---- pages in a block ------------------------------------------------------------ */
 
 /* The pages in [begin, end), as bytes from the segment's beginning. */
-static size_t within(size_t begin_at, size_t end_at, size_t enough, size_t most, bool lent,
-                     size_t *from)
+static size_t within(size_t begin_at, size_t end_at, size_t enough, size_t most, size_t *from)
 {
   block_t block = {.segment = &segment,
                    .address = segment.address + begin_at,
                    .size = end_at - begin_at};
   uintptr_t first = 0;
-  size_t size = pages_within(&block, enough, most, lent, &first);
+  size_t size = pages_within(&block, enough, most, &first);
   *from = size ? first - segment.address : SIZE_MAX;
   return size;
 }
@@ -114,7 +113,7 @@ static size_t within(size_t begin_at, size_t end_at, size_t enough, size_t most,
 static void check_within(size_t begin_at, size_t end_at, size_t expected_from, size_t expected)
 {
   size_t from;
-  CHECK_EQ(within(begin_at, end_at, SIZE_MAX, SIZE_MAX, false, &from), expected);
+  CHECK_EQ(within(begin_at, end_at, SIZE_MAX, SIZE_MAX, &from), expected);
   CHECK(!expected || from == expected_from);
 }
 
@@ -152,13 +151,13 @@ TEST(no_more_pages_are_taken_than_enough)
   begin();
   for (size_t i = 0; i < 4; i++)
     add(2 * i, 2, i);
-  CHECK_EQ(within(0, 8 * G, 0, SIZE_MAX, false, &from), 0);
-  CHECK_EQ(within(0, 8 * G, 1, SIZE_MAX, false, &from), 2 * G);
-  CHECK_EQ(within(0, 8 * G, 2 * G, SIZE_MAX, false, &from), 2 * G);
-  CHECK_EQ(within(0, 8 * G, 2 * G + 1, SIZE_MAX, false, &from), 4 * G);
-  CHECK_EQ(within(0, 8 * G, SIZE_MAX, 5 * G, false, &from), 4 * G); /* a third is too much */
-  CHECK_EQ(within(0, 8 * G, SIZE_MAX, 2 * G - 1, false, &from), 0);
-  CHECK_EQ(within(512, 8 * G, SIZE_MAX, 2 * G, false, &from), 2 * G);
+  CHECK_EQ(within(0, 8 * G, 0, SIZE_MAX, &from), 0);
+  CHECK_EQ(within(0, 8 * G, 1, SIZE_MAX, &from), 2 * G);
+  CHECK_EQ(within(0, 8 * G, 2 * G, SIZE_MAX, &from), 2 * G);
+  CHECK_EQ(within(0, 8 * G, 2 * G + 1, SIZE_MAX, &from), 4 * G);
+  CHECK_EQ(within(0, 8 * G, SIZE_MAX, 5 * G, &from), 4 * G); /* a third is too much */
+  CHECK_EQ(within(0, 8 * G, SIZE_MAX, 2 * G - 1, &from), 0);
+  CHECK_EQ(within(512, 8 * G, SIZE_MAX, 2 * G, &from), 2 * G);
   CHECK_EQ(from, 2 * G);
   end();
 }
@@ -177,20 +176,6 @@ TEST(shared_pages_are_passed_over_at_the_beginning_and_end_the_stretch)
   check_within(4 * G, 6 * G, 5 * G, G);
   check_within(0, 2 * G, 0, 0);
   check_within(4 * G, 5 * G, 0, 0);
-  end();
-}
-
-/* A page that was released cannot be mapped elsewhere; it can still be unmapped. */
-TEST(a_page_without_its_handle_is_not_lent)
-{
-  size_t from;
-  begin();
-  for (size_t i = 0; i < 4; i++)
-    add(i, 1, i);
-  on(2)->released = true;
-  CHECK_EQ(within(0, 4 * G, SIZE_MAX, SIZE_MAX, true, &from), 2 * G);
-  CHECK_EQ(within(2 * G, 4 * G, SIZE_MAX, SIZE_MAX, true, &from), 0);
-  CHECK_EQ(within(0, 4 * G, SIZE_MAX, SIZE_MAX, false, &from), 4 * G);
   end();
 }
 

@@ -73,26 +73,6 @@ TEST(empty_cache_says_that_the_driver_fails)
   end();
 }
 
-TEST(a_segment_that_the_driver_will_not_take_stays)
-{
-  begin();
-  void *p = world_malloc(&w, 12 * MIB, r);
-  world_free(&w, p);
-  sim_fail_call(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 12 * MIB);
-  esper_stats stats = world_stats(&w, 0); /* it counts as gone and come back */
-  CHECK_EQ(stats.num_device_alloc, 2);
-  CHECK_EQ(stats.num_device_free, 1);
-  CHECK_EQ(stats.segment[ESPER_LARGE].allocated, 2);
-  CHECK_EQ(stats.segment[ESPER_ALL].freed, 1);
-  CHECK_EQ(stats.reserved_bytes[ESPER_ALL].allocated, 24 * MIB);
-  CHECK_EQ(stats.reserved_bytes[ESPER_LARGE].freed, 12 * MIB);
-  world_check(&w);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
-}
-
 static bool driver_was_asked;
 
 static void driver_has_host_memory(void *context, sim_call call, int device, void *object)

@@ -84,27 +84,6 @@ TEST(pages_go_back_although_they_moved)
   end();
 }
 
-TEST(a_stale_page_that_cannot_be_unmapped_is_tried_again)
-{
-  begin();
-  for (int i = 0; i < 4; i++)
-    pieces[i] = used(20, r);
-  void *p = used(40, r);
-  for (int i = 0; i < 4; i++)
-    world_free(&w, pieces[i]);
-  used(100, r);
-  CHECK_EQ(reserved(), 140);
-  world_free(&w, p);
-  sim_fail_calls_from(w.s, SIM_CALL_page_unmap, 3, ESPER_DEVICE_ERROR);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  world_check(&w);
-  CHECK_EQ(reserved(), 140);
-  sim_fail_call(w.s, SIM_CALL_page_unmap, 0, ESPER_OK);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 100);
-  end();
-}
-
 TEST(other_streams_lend_pages_that_have_completed)
 {
   begin();
@@ -205,28 +184,6 @@ TEST(a_page_that_cannot_be_mapped_goes_home)
   world_check(&w);
   get(80, r);
   CHECK_EQ(reserved(), 160);
-  end();
-}
-
-TEST(a_page_that_has_no_home_any_more_is_an_orphan)
-{
-  begin();
-  comb(20, 8, s);
-  void *p;
-  world_kernel(&w, s, pieces[1]);
-  get(10, r);
-  world_run(&w, s);
-  sim_fail_calls_from(w.s, SIM_CALL_page_map, 2, ESPER_DEVICE_ERROR);
-  sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_DEVICE_ERROR);
-  CHECK_EQ(reserved(), 150);
-  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 20 * MIB);
-  world_check(&w);
-  sim_fail_call(w.s, SIM_CALL_page_map, 0, ESPER_OK);
-  get(80, r);
-  CHECK_EQ(reserved(), 170);
-  CHECK_EQ(world_counters(&w, 0).bytes_orphaned, 0);
-  world_check(&w);
   end();
 }
 

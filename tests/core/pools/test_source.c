@@ -110,9 +110,9 @@ TEST(the_driver_serves_a_pool_that_has_no_allocator)
   CHECK(address && address % BLOCK_ALIGN == 0);
   CHECK_EQ(alive().bytes, 2 * MIB);
   sim_fail_call(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
-  CHECK(!source_give_back(pool, address, 2 * MIB));
+  CHECK_STATUS(source_give_back(pool, address, 2 * MIB), ESPER_DEVICE_ERROR);
   CHECK_EQ(alive().bytes, 2 * MIB);
-  CHECK(source_give_back(pool, address, 2 * MIB));
+  CHECK_OK(source_give_back(pool, address, 2 * MIB));
   CHECK_EQ(alive().allocations, 0);
   CHECK_STATUS(source_obtain(pool, 65 * MIB, &address), ESPER_OUT_OF_MEMORY);
   source_drop(pool); /* there is none */
@@ -149,9 +149,9 @@ TEST(each_gets_its_own_back)
   CHECK_OK(source_obtain(pool, 2 * MIB, &mine));
   CHECK_OK(source_obtain(others, 2 * MIB, &drivers));
   CHECK_EQ(o.live, 1);
-  CHECK(source_give_back(others, drivers, 2 * MIB));
+  CHECK_OK(source_give_back(others, drivers, 2 * MIB));
   CHECK_EQ(o.live, 1);
-  CHECK(source_give_back(pool, mine, 2 * MIB));
+  CHECK_OK(source_give_back(pool, mine, 2 * MIB));
   CHECK_EQ(o.live, 0);
   end();
 }

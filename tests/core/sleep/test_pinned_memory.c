@@ -63,17 +63,3 @@ TEST(what_fits_is_kept_when_more_is_refused)
   CHECK_EQ(alive().host_bytes, 256 * MIB);
   free_pinned();
 }
-
-TEST(what_the_driver_does_not_take_back_stays)
-{
-  begin();
-  get(4, r);
-  fit(300 * MIB);
-  sim_fail_call(w.s, SIM_CALL_host_free, 1, ESPER_DEVICE_ERROR);
-  CHECK_OK(pinned_memory_fit(&pinned, &w.core->devices[0], 256 * MIB));
-  CHECK_EQ(pinned.bytes, 300 * MIB);
-  fit(256 * MIB);
-  sim_fail_call(w.s, SIM_CALL_host_free, 1, ESPER_DEVICE_ERROR);
-  CHECK(!pinned_memory_free(&pinned, &w.core->devices[0]));
-  free_pinned();
-}

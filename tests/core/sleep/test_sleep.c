@@ -193,11 +193,7 @@ TEST(a_second_sleep_takes_what_is_still_awake)
   esper_sleep_result again = sleep_all_of("weights");
   CHECK_EQ(again.given_back, 0);
   CHECK_EQ(again.kept, 0);
-  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
   void *q = used_as("kv", 4 * MIB, r);
-  CHECK_STATUS(try_sleep("kv", ESPER_KEEP_HOST, NULL), ESPER_DEVICE_ERROR);
-  world_kernel(&w, r, q);
-  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
   CHECK_EQ(sleep_all_of(NULL).kept, 4 * MIB);
   wake(NULL);
   world_kernel(&w, r, p);
@@ -249,70 +245,6 @@ TEST(a_core_may_be_destroyed_while_its_memory_sleeps)
   used(4, r);
   sleep_all_of(NULL);
   end(); /* nothing of it is left */
-}
-
-TEST(a_page_that_the_driver_keeps_stays_and_is_told)
-{
-  begin();
-  void *p[4];
-  for (int i = 0; i < 4; i++)
-    p[i] = used_as("weights", 20 * MIB, r);
-  sim_fail_call(w.s, SIM_CALL_page_unmap, 2, ESPER_DEVICE_ERROR);
-  esper_sleep_result result;
-  CHECK_OK(try_sleep("weights", ESPER_KEEP_HOST, &result));
-  CHECK_EQ(result.stays[ESPER_STAYS_REFUSED], 20 * MIB);
-  CHECK_EQ(result.given_back, 60 * MIB);
-  CHECK_EQ(result.kept, 60 * MIB);
-  CHECK(strstr(esper_stays_advice(ESPER_STAYS_REFUSED), "driver"));
-  world_check(&w);
-  sleep_all_of("weights"); /* now it goes */
-  CHECK_EQ(alive().bytes, 0);
-  wake("weights");
-  for (int i = 0; i < 4; i++)
-    world_kernel(&w, s, p[i]);
-  world_check(&w);
-  end();
-}
-
-/* Pages that moved are still mapped where they were, and would keep their memory. */
-TEST(a_stale_page_that_the_driver_keeps_is_an_error)
-{
-  begin();
-  void *p[4];
-  for (int i = 0; i < 4; i++)
-    p[i] = used_as("weights", 20 * MIB, r);
-  get_as("weights", 20 * MIB, r);
-  for (int i = 0; i < 4; i++)
-    world_free(&w, p[i]);
-  void *q = used_as("weights", 100 * MIB, r);
-  CHECK_EQ(reserved(), 120);
-  CHECK(w.core->devices[0].stale);
-  size_t before = alive().bytes;
-  sim_fail_call(w.s, SIM_CALL_page_unmap, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(try_sleep("weights", ESPER_KEEP_HOST, NULL), ESPER_DEVICE_ERROR);
-  CHECK(!stats_of("weights").asleep);
-  CHECK_EQ(alive().bytes, before);
-  world_kernel(&w, r, q);
-  sleep_all_of("weights");
-  CHECK_EQ(alive().bytes, 0);
-  wake("weights");
-  world_check(&w);
-  end();
-}
-
-TEST(a_copy_that_fails_keeps_its_page)
-{
-  begin();
-  void *p = used_as("weights", 20 * MIB, r), *q = used_as("weights", 20 * MIB, r);
-  sim_fail_call(w.s, SIM_CALL_copy_to_host, 1, ESPER_DEVICE_ERROR);
-  esper_sleep_result result;
-  CHECK_OK(try_sleep("weights", ESPER_KEEP_HOST, &result));
-  CHECK_EQ(result.stays[ESPER_STAYS_REFUSED], 20 * MIB);
-  wake("weights");
-  world_kernel(&w, r, p);
-  world_kernel(&w, r, q);
-  world_check(&w);
-  end();
 }
 
 TEST(without_host_memory_nothing_sleeps)
@@ -425,24 +357,6 @@ TEST(of_several_devices_none_loses_contents_for_an_error)
   end();
 }
 
-TEST(a_driver_that_keeps_all_of_one_device_is_told_and_the_other_sleeps)
-{
-  begin_with_two();
-  sim_allow_loss(w.s, 1);
-  sim_fail_calls_from(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(try_sleep("t", ESPER_KEEP_NOTHING, NULL), ESPER_DEVICE_ERROR);
-  CHECK_EQ(stats_of("t").asleep, 0);
-  sim_fail_calls_from(w.s, SIM_CALL_page_release, 2, ESPER_DEVICE_ERROR);
-  esper_sleep_result result;
-  CHECK_OK(try_sleep("t", ESPER_KEEP_NOTHING, &result));
-  CHECK_EQ(result.given_back, 20 * MIB);
-  CHECK_EQ(result.stays[ESPER_STAYS_REFUSED], 20 * MIB);
-  sim_fail_call(w.s, SIM_CALL_page_release, 0, ESPER_OK);
-  wake("t");
-  world_check(&w);
-  end();
-}
-
 TEST(of_several_devices_none_sleeps_after_an_error)
 {
   begin_with_two();
@@ -496,18 +410,6 @@ static void use_what_stayed(char *block)
   wake("kv");
   CHECK(get_as("kv", 8 * MIB, s) != block);
   world_check(&w);
-}
-
-TEST(what_stayed_because_it_was_refused_owes_its_owners_work)
-{
-  begin();
-  char *block = get_as("kv", 40 * MIB, r);
-  esper_sleep_result result;
-  sim_fail_call(w.s, SIM_CALL_page_release, 1, ESPER_DEVICE_ERROR);
-  CHECK_OK(try_sleep("kv", ESPER_KEEP_HOST, &result));
-  CHECK(result.stays[ESPER_STAYS_REFUSED] > 0 && result.kept > 0);
-  use_what_stayed(block);
-  end();
 }
 
 TEST(what_stayed_because_it_is_shared_owes_its_owners_work)

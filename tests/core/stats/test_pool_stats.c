@@ -148,17 +148,3 @@ TEST(of_the_pools_that_are_gone_the_youngest_have_statistics)
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1000));
   end();
 }
-
-/* What the driver does not take back was not given back. */
-TEST(a_segment_that_stays_counts)
-{
-  begin(false);
-  CHECK_OK(esper_free(w.core, get(make(1), 12 * MIB)));
-  CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
-  sim_fail_call(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
-  CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
-  CHECK_EQ(sim_faults(w.s), 1);
-  /* as gone and come back */
-  check(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 12 * MIB, 24 * MIB, 12 * MIB);
-  end();
-}

@@ -1,7 +1,8 @@
 /* The fault loop runs one scenario that uses everything again and again. For every function of the
  * driver and every status that it may return, the first call fails, then the second, and so on,
  * until the scenario ends before the fault. After every failure the core must be valid, the oracle
- * satisfied, nothing leaked, and memory available again.
+ * satisfied, nothing leaked, and memory available again; unless the driver kept memory, for then
+ * the device says that it has failed, and serves no more (csrc/core/memory/failure.h).
  *
  * It runs with classic and with mapped segments. With a sticky fault the function fails from its
  * Nth call on until the scenario is over, as after a broken context.
@@ -11,6 +12,8 @@
 #include <stdlib.h>
 
 #include "core/api/testing.h"
+#include "core/base/core.h"
+#include "core/order/device.h"
 #include "esper_sleep.h"
 #include "world.h"
 
@@ -39,6 +42,11 @@ static void oracle_failed(void *context, const char *report)
 
 #define EXPECT(x) ((x) ? (void)0 : check_failed(__FILE__, __LINE__, "%s: %s", situation, #x))
 
+static bool has_failed(int device)
+{
+  return device_has_failed(&core->devices[device]);
+}
+
 /* ---- a program that can live with errors ---------------------------------- */
 
 static void *get(size_t size, esper_stream stream)
@@ -50,6 +58,7 @@ static void *get(size_t size, esper_stream stream)
     EXPECT(esper_last_error()[0]);
     return NULL;
   }
+  EXPECT(!has_failed(stream.device));
   esper_block_info info;
   EXPECT(esper_find_block(core, ptr, &info) == ESPER_OK);
   sim_owner_begin(s, ptr, info.size, stream.device, stream.handle);
@@ -80,7 +89,7 @@ static void put(void *ptr)
 static bool read_on(esper_stream reader, void *ptr)
 {
   const live *b = find(ptr);
-  if (!b)
+  if (!b || has_failed(b->owner.device)) /* it may be asleep for good */
     return false;
   if (reader.device != b->owner.device &&
       esper_add_peer(core, b->owner.device, reader.device) != ESPER_OK)
@@ -599,13 +608,21 @@ static void check_usable(void)
 {
   void *ptr;
   esper_unshare(core);
-  EXPECT(esper_wake(core, -1, NULL, 0, NULL) == ESPER_OK);
+  for (int d = 0; d < DEVICES; d++)
+    if (!has_failed(d))
+      EXPECT(esper_wake(core, d, NULL, 0, NULL) == ESPER_OK);
   for (int d = 0; d < DEVICES; d++) {
     EXPECT(sim_device_synchronize(s, d) == ESPER_OK);
     EXPECT(esper_empty_cache(core, d, NULL) == ESPER_OK);
   }
   for (int d = 0; d < DEVICES; d++) {
     esper_stream stream = new_stream(d, 0);
+    if (has_failed(d)) {
+      EXPECT(esper_malloc(core, MIB, stream, &ptr) == ESPER_DEVICE_ERROR && !ptr);
+      EXPECT(strstr(esper_last_error(), "has failed"));
+      EXPECT(esper_wake(core, d, NULL, 0, NULL) == ESPER_DEVICE_ERROR);
+      continue;
+    }
     EXPECT(esper_malloc(core, (CAPACITY - 8) * MIB, stream, &ptr) == ESPER_OK);
     sim_owner_begin(s, ptr, (CAPACITY - 8) * MIB, d, stream.handle);
     sim_owner_end(s, ptr);
@@ -624,6 +641,17 @@ static void check_nothing_left(uint64_t refused_in_destroy)
   }
   /* What the driver would not take back is the driver's. */
   EXPECT(left <= 2 * refused_in_destroy); /* a mapping stays in its range */
+}
+
+/* Whether the driver keeps memory that way, or leaves a copy undone. */
+static bool may_fail(sim_call call, esper_status status)
+{
+  return status != ESPER_OUT_OF_MEMORY &&
+         (call == SIM_CALL_memory_free || call == SIM_CALL_page_unmap ||
+          call == SIM_CALL_page_release || call == SIM_CALL_range_free ||
+          call == SIM_CALL_host_free || call == SIM_CALL_copy_to_host ||
+          call == SIM_CALL_copy_to_device || call == SIM_CALL_memory_zero ||
+          call == SIM_CALL_event_synchronize || call == SIM_CALL_device_synchronize);
 }
 
 /* False: the fault was not reached. */
@@ -673,9 +701,13 @@ static bool run(sim_call call, uint64_t nth, esper_status status, bool sticky,
   }
   EXPECT(esper_core_is_valid(core));
   uint64_t before = sim_faults(s);
+  bool failed = has_failed(0) || has_failed(1);
+  EXPECT(!failed || shut_down || may_fail(call, status));
   esper_core_destroy(core);
-  if (!(shut_down && sim_faults(s)))
-    check_nothing_left(sim_faults(s) - before);
+  uint64_t refused = sim_faults(s) - before;
+  failed |= refused && may_fail(call, status);
+  if (!failed && !(shut_down && sim_faults(s)))
+    check_nothing_left(refused);
   reached = sim_faults(s) > 0;
   sim_destroy(s);
   return reached;
@@ -775,6 +807,65 @@ TEST(events_may_take_their_time)
 TEST(the_driver_may_go_at_any_time)
 {
   walk(ESPER_SHUT_DOWN, false);
+}
+
+/* Two calls of one sleep and wake fail: call number `first` of a function, and call number `second`
+ * of all. False: the first was not reached. */
+static bool sleep_with(sim_call call, uint64_t first, uint64_t second, uint64_t *calls)
+{
+  mapped = true;
+  shut_down = false;
+  block_count = 0;
+  snprintf(situation, sizeof situation, "%s number %llu and call number %llu of all failed",
+           sim_call_name(call), (unsigned long long)first, (unsigned long long)second);
+  sim_options options = {.devices = DEVICES,
+                         .capacity = CAPACITY * MIB,
+                         .virtual_memory = true,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .completion = second % 2 ? SIM_WHEN_TOLD : SIM_AT_ONCE};
+  s = sim_create(&options);
+  sim_on_failure(s, oracle_failed, NULL);
+  EXPECT(esper_core_create(sim_driver(s), &CONFIG, &core) == ESPER_OK);
+  esper_stream r = new_stream(0, ESPER_STREAM_IMMORTAL), far = new_stream(1, ESPER_STREAM_IMMORTAL);
+  sim_fail_call(s, call, first, ESPER_DEVICE_ERROR);
+  sim_fail_call(s, SIM_CALL_any, second, ESPER_DEVICE_ERROR);
+  void *x = get_as("weights", 7 * MIB, r), *y = get_as("weights", 3000, far);
+  (void)esper_sleep(core, -1, NULL, 0, ESPER_KEEP_HOST, NULL);
+  EXPECT(esper_core_is_valid(core));
+  put(y);
+  if (wake(NULL) && x && !has_failed(0))
+    sim_kernel(s, 0, r.handle, x, 7 * MIB, SIM_READ);
+  put(x);
+  *calls = sim_calls(s, SIM_CALL_any);
+  bool reached = sim_faults(s) > 1 || (sim_faults(s) && second > *calls);
+  no_fault(call);
+  no_fault(SIM_CALL_any);
+  while (block_count)
+    put(blocks[0].ptr);
+  check_usable();
+  EXPECT(esper_core_is_valid(core));
+  bool failed = has_failed(0) || has_failed(1);
+  esper_core_destroy(core);
+  if (!failed)
+    check_nothing_left(1); /* a stream got no id, and then no end */
+  sim_destroy(s);
+  return reached;
+}
+
+TEST(two_calls_of_a_sleep_and_a_wake_may_fail)
+{
+  const uint64_t step = fault_step();
+  uint64_t runs = 0;
+  for (int c = 0; c < SIM_CALL_COUNT; c++)
+    for (uint64_t first = 1;; first += step) {
+      uint64_t calls = 1;
+      bool reached = false;
+      for (uint64_t second = 1; second <= calls; second += step, runs++)
+        reached |= sleep_with((sim_call)c, first, second, &calls);
+      if (!reached)
+        break;
+    }
+  printf("  %llu runs\n", (unsigned long long)runs);
 }
 
 /* The functions that mapped segments need, without a core: a refused call has no effect, and the

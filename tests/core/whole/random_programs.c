@@ -20,7 +20,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "core/base/core.h"
 #include "core/base/monotonic.h"
+#include "core/order/device.h"
 #include "esper_sleep.h"
 #include "world.h"
 
@@ -98,7 +100,7 @@ struct program {
   esper_core *core;
   esper_pool *pools[2];      /* of each device, for all threads and to the end */
   _Atomic uint64_t pool_ids; /* second halves */
-  bool captures, slow_time, faults, mapped, classic_pools, tags;
+  bool captures, slow_time, faults, fatal, mapped, classic_pools, tags;
   size_t capacity, max_split;
   pthread_mutex_t shelf_lock; /* blocks that go from thread to thread */
   block shelf[16];
@@ -901,25 +903,35 @@ static void do_launch(thread *t)
 static void do_fault(thread *t)
 {
   static const sim_call CALLS[] = {
-      SIM_CALL_event_query,       SIM_CALL_stream_wait,    SIM_CALL_event_record,
-      SIM_CALL_event_create,      SIM_CALL_memory_alloc,   SIM_CALL_memory_free,
-      SIM_CALL_stream_id,         SIM_CALL_stream_capture, SIM_CALL_memory_info,
-      SIM_CALL_event_synchronize, SIM_CALL_stream_create,  SIM_CALL_device_synchronize,
-      SIM_CALL_event_record_all,  SIM_CALL_capture_tails,  SIM_CALL_event_wait,
-      SIM_CALL_capture_before,    SIM_CALL_page_create,    SIM_CALL_page_map,
-      SIM_CALL_page_unmap,        SIM_CALL_page_release,   SIM_CALL_range_reserve,
-      SIM_CALL_range_free,        SIM_CALL_page_access,    SIM_CALL_peer_check,
-      SIM_CALL_page_export,       SIM_CALL_page_unexport,  SIM_CALL_page_import,
-      SIM_CALL_host_alloc,        SIM_CALL_host_free,      SIM_CALL_copy_to_host,
-      SIM_CALL_copy_to_device,    SIM_CALL_memory_zero,
+      SIM_CALL_event_query,      SIM_CALL_stream_wait,       SIM_CALL_event_record,
+      SIM_CALL_event_create,     SIM_CALL_memory_alloc,      SIM_CALL_stream_id,
+      SIM_CALL_stream_capture,   SIM_CALL_memory_info,       SIM_CALL_stream_create,
+      SIM_CALL_event_record_all, SIM_CALL_capture_tails,     SIM_CALL_event_wait,
+      SIM_CALL_capture_before,   SIM_CALL_page_create,       SIM_CALL_page_map,
+      SIM_CALL_range_reserve,    SIM_CALL_page_access,       SIM_CALL_peer_check,
+      SIM_CALL_page_export,      SIM_CALL_page_unexport,     SIM_CALL_page_import,
+      SIM_CALL_host_alloc,       SIM_CALL_memory_free, /* from here on: see has_failed */
+      SIM_CALL_page_unmap,       SIM_CALL_page_release,      SIM_CALL_range_free,
+      SIM_CALL_host_free,        SIM_CALL_copy_to_host,      SIM_CALL_copy_to_device,
+      SIM_CALL_memory_zero,      SIM_CALL_event_synchronize, SIM_CALL_device_synchronize,
   };
+  enum { ALL = sizeof CALLS / sizeof *CALLS, FATAL = 10 };
   if (!t->p->faults || t->stalled >= 0)
     return;
-  sim_call call = CALLS[draw(t, (int)(sizeof CALLS / sizeof *CALLS))];
+  sim_call call = CALLS[draw(t, t->p->fatal ? ALL : ALL - FATAL)];
   bool runs_out = call == SIM_CALL_memory_alloc || call == SIM_CALL_page_create ||
                   call == SIM_CALL_event_create || call == SIM_CALL_stream_create;
   sim_fail_call(t->p->s, call, 1 + draw64(t) % 6,
                 runs_out && chance(t, 2) ? ESPER_OUT_OF_MEMORY : ESPER_DEVICE_ERROR);
+}
+
+/* A device that has failed serves no more (memory/failure.h), so the program ends. */
+static bool has_failed(const program *p)
+{
+  bool failed = false;
+  for (int d = 0; d < p->devices; d++)
+    failed |= device_has_failed(&p->core->devices[d]);
+  return failed;
 }
 
 static void no_more_faults(program *p)
@@ -1327,13 +1339,10 @@ static void check_everything(program *p)
         blocks++;
       }
     esper_snapshot_free(&snapshot);
-    esper_counters counters;
-    must(esper_get_counters(p->core, d, &counters), "get_counters");
     sim_alive alive;
     sim_count_alive(p->s, d, &alive);
-    size_t given = reserved + counters.bytes_orphaned;
     /* What was opened as by another process may outlive the page here. */
-    if (alive.bytes < given || (alive.bytes > given && !p->shared) ||
+    if (alive.bytes < reserved || (alive.bytes > reserved && !p->shared) ||
         reserved != (size_t)stats.reserved_bytes[ESPER_ALL].current)
       fail("device %d: the driver gave %zu bytes, the snapshot shows %zu, the "
            "statistics %lld",
@@ -1374,6 +1383,8 @@ static void *run_thread(void *argument)
   uint64_t every = 512 + draw64(t) % 4096;
   while (t->done < t->p->operations) {
     operation(t);
+    if (has_failed(t->p))
+      break;
     if (t->p->threads == 1 && t->done % every == 0)
       check_everything(t->p);
     if (t->p->threads > 1 && t->done % 2048 == 0 && !esper_core_is_valid(t->p->core))
@@ -1393,6 +1404,11 @@ static void *run_thread(void *argument)
 static void check_the_end(program *p, bool captured)
 {
   no_more_faults(p);
+  if (has_failed(p)) {
+    if (!p->fatal || !esper_core_is_valid(p->core))
+      fail("a device has failed");
+    return;
+  }
   for (int d = 0; d < p->devices; d++) {
     must(sim_device_synchronize(p->s, d), "sim_device_synchronize");
     MUST_AT_LAST(esper_set_memory_fraction(p->core, d, 1), "set_memory_fraction");
@@ -1445,7 +1461,8 @@ static uint64_t run_program(uint64_t seed, int threads)
       .seed = draw64(&maker),
   };
   options.virtual_memory = chance(&maker, 2);
-  p.tags = chance(&maker, 2);
+  p.fatal = p.faults && chance(&maker, 4);
+  p.tags = chance(&maker, 2) && (threads == 1 || !p.fatal);
   for (int i = 1; i < 3; i++) { /* so that they are known */
     must(esper_tag_push(TAG_NAMES[i]), "tag_push");
     must(esper_tag_pop(), "tag_pop");
@@ -1520,8 +1537,9 @@ static uint64_t run_program(uint64_t seed, int threads)
     free_at(&maker, maker.block_count - 1);
   }
   check_the_end(&p, unannounced > 0);
+  bool failed = has_failed(&p);
   esper_core_destroy(p.core);
-  for (int d = 0; d < p.devices; d++) {
+  for (int d = 0; d < p.devices && !failed; d++) {
     sim_alive alive;
     sim_count_alive(p.s, d, &alive);
     if (alive.bytes || alive.events || alive.streams)
