@@ -149,7 +149,7 @@ def enable(
             ``"automatic"``: every operator of PyTorch's is seen too, so that nothing has
             to be marked (docs/automatic.md). May be changed by a later call.
         allowance: how much of a stream's free memory may wait for other streams' work. Beyond
-            that the host waits for it, before memory grows (docs/memory.md). Bytes, or a
+            that the host waits for it, before memory grows (docs/uses.md). Bytes, or a
             string: bytes, or a number with the unit K, M, G or T, with or without ``iB`` and a
             space, such as ``"128MiB"``, ``"1 GiB"`` or ``"512M"``. 0: the host is held back
             whenever more than two blocks wait. None or ``"off"``: it never is.

@@ -1,4 +1,4 @@
-/* The seven holes that earlier attempts at precise lifetimes had (docs/holes.md), with programs
+/* The seven holes that earlier attempts at precise lifetimes had (docs/rules.md), with programs
  * that fall into each. A test's name begins with the number of its hole. walk_rules.c builds cores
  * that have the holes, and makes sure that these tests fail on them. */
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* Turns off each rule and prints which tests fail, then does the same for the holes
- * (docs/holes.md). It is built with the rule switches and linked with the tests of
+ * (docs/rules.md). It is built with the rule switches and linked with the tests of
  * test_lifetime_rules.c, test_never_waits.c and test_holes.c. The walk fails if a missing rule
  * makes no test fail, or a hole none of its own tests. The sixth hole has no switch: the core
  * cannot hand out a pending block. */
