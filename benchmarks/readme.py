@@ -175,21 +175,18 @@ def cells(shown: Row, columns: tuple[Column, ...]) -> tuple[list[str], list[dict
 
 def table(shown: Table) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
     """A table's lines, and the rows that it shows, with their topics."""
-    topics = {row.topic for row in shown.rows}
+    filled = [(row, *cells(row, shown.columns)) for row in shown.rows]
+    filled = [one for one in filled if one[2]]
+    topics = {row.topic for row, _, _ in filled}
     headings = [column.heading for column in shown.columns] or ["compared with"]
     by = "build" if len(topics) == 1 else "script, build"
     lines = [f"| | esper_alloc | {' | '.join(headings)} | {by} |"]
     lines.append("|---" * (len(headings) + 3) + "|")
     shows = []
-    for row in shown.rows:
-        said, found = cells(row, shown.columns)
-        if not found:
-            continue
-        if row.also:
-            once = tuple(
-                one._replace(peers=() if one.figure else one.peers) for one in shown.columns
-            )
-            more, also = cells(row._replace(names=row.also), once)
+    for row, said, found in filled:
+        once = tuple(one._replace(peers=() if one.figure else one.peers) for one in shown.columns)
+        for names in row.also:
+            more, also = cells(row._replace(names=names), once)
             more = [one.removeprefix(f"{row.peer}: ") for one in more]
             said, found = ["; ".join(filter(None, two)) for two in zip(said, more)], found + also
         builds = ", ".join(dict.fromkeys(one["run"]["commit"] for one in found))

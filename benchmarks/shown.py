@@ -23,7 +23,7 @@ class Row(NamedTuple):
     names: Names
     label: str
     peer: str = ""  # in tables without columns
-    also: str = ""  # a second figure, in the same cells
+    also: tuple[str, ...] = ()  # further figures, in the same cells
 
 
 class Table(NamedTuple):
@@ -84,20 +84,23 @@ TABLES = (
         "Little memory",
         "20 GiB of the device; or a neighbour that leaves 1.1 times the peak, later 1.05.",
         (
-            *(
-                Row("limits", f"{job}: largest batch within 20 GiB", f"{label}, largest batch")
-                for job, label in (
-                    ("gpt2", "GPT-2 on 256 tokens"),
-                    ("llama_varlen", "Llama on 64 to 512 tokens"),
-                )
+            Row(
+                "limits",
+                "gpt2: largest batch within 20 GiB",
+                "largest batch: GPT-2 on 256 tokens; Llama on 64 to 512",
+                also=("llama_varlen: largest batch within 20 GiB",),
             ),
             *(
-                Row("limits", f"{job}, {where}: step time", f"{label}, {said}, step time")
+                Row(
+                    "limits",
+                    f"gpt2, {where}: step time",
+                    f"{said}, step time: GPT-2; Llama",
+                    also=(f"llama_varlen, {where}: step time",),
+                )
                 for where, said in (
                     ("99% of 20 GiB in use", "99% in use"),
                     ("beside a neighbour", "beside a neighbour"),
                 )
-                for job, label in (("gpt2", "GPT-2"), ("llama_varlen", "Llama"))
             ),
             *(
                 Row(
@@ -123,37 +126,38 @@ TABLES = (
                 "pipeline",
                 "peak active over base",
                 "FSDP-like pipeline of 48 layers",
-                also="step time",
+                also=("step time",),
             ),
             Row(
                 "pipeline",
                 "layers of 512 MiB: peak active over base",
                 "8 layers of 512 MiB",
-                also="layers of 512 MiB: step time",
+                also=("layers of 512 MiB: step time",),
             ),
             Row(
                 "pipeline",
                 "views, grad mode: peak active over base",
                 "48 layers in grad mode, weights that are views",
-                also="views, grad mode: step time",
+                also=("views, grad mode: step time",),
             ),
             *(
-                Row("overlap", f"{pipeline}: peak reserved", label, also=f"{pipeline}: step time")
+                Row(
+                    "overlap", f"{pipeline}: peak reserved", label, also=(f"{pipeline}: step time",)
+                )
                 for pipeline, label in (
                     ("small", "copies and computation, three streams, 4 to 64 MiB"),
-                    ("four", "the same on four streams"),
-                    ("large", "on three, 256 MiB to 1 GiB"),
-                    ("four-large", "the same on four"),
+                    ("large", "the same, 256 MiB to 1 GiB"),
+                    ("four-large", "the same on four streams"),
                 )
             ),
             Row(
                 "prefetch",
                 "compute-bound: peak active over base",
                 "prefetching batches",
-                also="compute-bound: time a batch",
+                also=("compute-bound: time a batch",),
             ),
             *(
-                Row("recipes", f"{job}: peak active over base", label, also=f"{job}: step time")
+                Row("recipes", f"{job}: peak active over base", label, also=(f"{job}: step time",))
                 for job, label in (
                     ("reduce-scatter", "24 gradients of 64 MiB, reduced on a second stream"),
                     ("offloading", "saved tensors that wait on the host"),
@@ -169,24 +173,23 @@ TABLES = (
         "Calls",
         "On the host, from C++ unless the row says otherwise.",
         (
-            *(
-                Row("pair", f"raw_alloc + raw_delete, {size}", f"malloc and free, {size}")
-                for size in ("512 B", "1 MiB", "64 MiB")
+            Row(
+                "pair",
+                "raw_alloc + raw_delete, 512 B",
+                "malloc and free: 512 B; 64 MiB",
+                also=("raw_alloc + raw_delete, 64 MiB",),
             ),
-            *(
-                Row(
-                    "churn",
-                    f"free and malloc among {live} live blocks up to {most}",
-                    f"the same among {live} live blocks",
-                )
-                for live, most in (("10,000", "8 MiB"), ("1,000,000", "64 KiB"))
+            Row(
+                "churn",
+                "free and malloc among 10,000 live blocks up to 8 MiB",
+                "among 10,000 live blocks; a million",
+                also=("free and malloc among 1,000,000 live blocks up to 64 KiB",),
             ),
-            *(
-                Row("threads", f"{what}, 4 KiB, 16 threads", label)
-                for what, label in (
-                    ("pairs", "16 threads, pairs a second (more is better)"),
-                    ("pairs, handed on", "freed by the next thread (more is better)"),
-                )
+            Row(
+                "threads",
+                "pairs, 4 KiB, 16 threads",
+                "16 threads, pairs a second (more is better); freed by the next thread",
+                also=("pairs, handed on, 4 KiB, 16 threads",),
             ),
             Row("pair", "torch.empty and drop, 4 KiB", "`torch.empty` and drop, from Python"),
             Row(
@@ -201,7 +204,6 @@ TABLES = (
                 "first allocation to the end of the first kernel",
                 "from there to the end of the first kernel",
             ),
-            Row("startup", "idle device memory", "an idle process's device memory"),
         ),
         (NATIVE, EXPANDABLE),
     ),
@@ -212,7 +214,7 @@ TABLES = (
             Row(
                 "precision",
                 "dropped memory serves again after, 50 ms of work queued",
-                "a dropped tensor's memory serves again, 50 ms of other work being queued on its reader",
+                "dropped memory serves again, with 50 ms of work queued on its reader",
                 RECORD_STREAM,
             ),
             *(
@@ -223,24 +225,36 @@ TABLES = (
             Row("record_use_cost", "record_use, cycle", "allocate, mark, drop", RECORD_STREAM),
             Row("record_use_cost", "using, cycle", "allocate, `using`, drop", RECORD_STREAM),
             Row("record_use_cost", "C, esper_alloc_record_use", "a mark in C", "cuEventRecord"),
+            Row(
+                "automatic_uses",
+                "add, at home",
+                "automatic uses, several streams: `torch.add`; a view",
+                "marked uses",
+                ("view, at home",),
+            ),
             *(
                 Row("automatic_uses", name, f"automatic uses: {label}", "marked uses")
                 for name, label in (
                     ("torch.empty and drop, one stream", "allocate and drop, one stream"),
-                    ("add, at home", "`torch.add`, several streams"),
-                    ("view, at home", "a view, several streams"),
                     ("prefetching GPT-2 step", "a prefetching GPT-2 step"),
                 )
             ),
-            *(
-                Row("auditor", name, f"auditor: {name}", "torch.cuda._sanitizer")
-                for name in ("bugs missed, of 30", "correct programs reported, of 36")
+            Row(
+                "auditor",
+                "bugs missed, of 30",
+                "auditor: bugs missed, of 30; correct programs reported, of 36",
+                "torch.cuda._sanitizer",
+                ("correct programs reported, of 36",),
             ),
             Row("auditor", "GPT-2 step, audited", "a step of GPT-2, audited", "no audit"),
             Row("auditor", "GPT-2 step, audited with poison", "with poison", "no audit"),
-            Row("fence", "step, fence", "with a fence", "no audit"),
-            Row("fence", "peak reserved, fence", "with a fence, reserved", "no audit"),
-            Row("startup", "import torch and esper_alloc", "import, after torch", "import torch"),
+            Row(
+                "fence",
+                "step, fence",
+                "with a fence; reserved",
+                "no audit",
+                ("peak reserved, fence",),
+            ),
         ),
     ),
     Table(
@@ -248,7 +262,7 @@ TABLES = (
         "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better.",
         (
             *(
-                Row("sleep", "sleep", "sleep; wake", peer, also="wake")
+                Row("sleep", "sleep", "sleep; wake", peer, also=("wake",))
                 for peer in ("plain pinned copy", "torch_memory_saver")
             ),
             Row(
@@ -264,7 +278,6 @@ TABLES = (
                 "a GiB of a later sleep",
             ),
             Row("sleep", "device memory left asleep", "device memory left", "nothing"),
-            Row("sleep", "host memory over live bytes", "host memory / live bytes", "live bytes"),
             Row(
                 "sleep",
                 "graph replays that differ, of 100 after a sleep",
@@ -274,7 +287,7 @@ TABLES = (
             Row(
                 "sleep",
                 "GPT-2 asleep after each step: losses that differ, of 12",
-                "GPT-2 asleep after each of 12 steps, losses that differ",
+                "GPT-2 asleep after each of 12 steps: losses that differ",
                 "GPT-2 awake",
             ),
             Row(
@@ -290,7 +303,7 @@ TABLES = (
         "Trainings of 200 steps: tokens (more is better), and peak reserved.",
         (
             *(
-                Row("engines", f"{engine}: tokens", label, peer, f"{engine}: peak reserved")
+                Row("engines", f"{engine}: tokens", label, peer, (f"{engine}: peak reserved",))
                 for engine, peer, label in (
                     ("ddp", "native", "DDP, a Llama of 1.2 B parameters"),
                     ("fsdp2", "native", "FSDP2, the same"),
@@ -303,18 +316,15 @@ TABLES = (
                     ("tensor_parallel, registered", "native, registered", "registered with NCCL"),
                 )
             ),
-            *(
-                Row(
-                    "engines",
-                    f"{engine}: losses, largest relative difference from native's",
-                    f"losses, largest difference: {label}",
-                    "native, run again",
-                )
-                for engine, label in (
-                    ("ddp", "DDP"),
-                    ("fsdp2", "FSDP2"),
-                    ("tensor_parallel", "tensor parallelism"),
-                )
+            Row(
+                "engines",
+                "ddp: losses, largest relative difference from native's",
+                "losses, largest difference: DDP; FSDP2; tensor parallelism",
+                "native, run again",
+                tuple(
+                    f"{engine}: losses, largest relative difference from native's"
+                    for engine in ("fsdp2", "tensor_parallel")
+                ),
             ),
         ),
     ),
@@ -322,39 +332,27 @@ TABLES = (
         "Helpers",
         "Those of gather and cifar_envs run on esper_alloc.",
         (
-            *(
-                Row(
-                    "gather", f"a batch, {form}", f"CIFAR batches, {label}", "native, plain PyTorch"
-                )
-                for form, label in (
-                    ("1 x 512", "512 for one environment"),
-                    ("4 x 128", "128 for each of 4"),
-                    ("16 x 32", "32 for each of 16"),
-                    ("64 x 32", "32 for each of 64"),
-                )
+            Row(
+                "gather",
+                "a batch, 1 x 512",
+                "CIFAR batches: 512 for one environment; 32 for each of 16; of 64",
+                "native, plain PyTorch",
+                ("a batch, 16 x 32", "a batch, 64 x 32"),
             ),
             Row("gather", "a batch, 64 x 32, reuse=2", "the last with `reuse=2`", "fresh memory"),
-            *(
-                Row(
-                    "normalize",
-                    f"update_and_normalize, {shape}",
-                    f"`update_and_normalize`, {shape}",
-                    "plain PyTorch",
-                )
-                for shape in ("64x64", "1024x128", "65536x64")
+            Row(
+                "normalize",
+                "update_and_normalize, 64x64",
+                "`update_and_normalize`: 64 x 64; 65,536 x 64",
+                "plain PyTorch",
+                ("update_and_normalize, 65536x64",),
             ),
-            *(
-                Row(
-                    "cifar_envs",
-                    f"16 environments on {on}",
-                    f"16 networks on {label}",
-                    "native, plain PyTorch",
-                )
-                for on, label in (
-                    ("one GPU: a step", "CIFAR, a step"),
-                    ("one GPU: peak reserved", "CIFAR, reserved"),
-                    ("two GPUs, 10 and 6 environments: a step", "two GPUs, a step"),
-                )
+            Row(
+                "cifar_envs",
+                "16 environments on one GPU: a step",
+                "16 networks on CIFAR: a step; reserved",
+                "native, plain PyTorch",
+                ("16 environments on one GPU: peak reserved",),
             ),
             *(
                 Row(

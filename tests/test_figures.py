@@ -168,7 +168,10 @@ def test_a_table_shows_what_was_measured(
     ]  # fmt: skip
     (tmp_path / "jobs.json").write_text(json.dumps({"runs": runs, "rows": rows}))
     columns = (Column("one", ("one",)), Column("other", ("other",)), Column("all", ("one",), "all"))
-    shown = (Row("jobs", "job: step", "a job", also="job: size"), Row("jobs", "none: step", "none"))
+    shown = (
+        Row("jobs", "job: step", "a job", also=("job: size",)),
+        Row("jobs", "none: step", "none"),
+    )
     lines, found = readme.table(Table("Jobs", "Steps.", shown, columns))
     assert lines[-2] == (
         "| a job | 2 ms; 8 ms | 4 (0.50); 4 (2.00) | 3 / 4 (0.75) | 1 / 4 (0.25) | c1, c2 |"
