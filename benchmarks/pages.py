@@ -10,8 +10,8 @@ the device (cuMemSetAccess), each for itself. Beside it:
   at once        all pages of a range are opened by one call, again
   four threads   open a quarter of the pages each, again
 
-Nothing runs on the GPU. There are no goals: docs/measurements.md, "The size of
-pages", draws the conclusions.
+Nothing runs on the GPU. There are no goals: docs/measurements.md, "Pages", draws
+the conclusions.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python benchmarks/readme.py            # write
     python benchmarks/readme.py --check    # name what is stale; exit status 1 if anything is
 
-README.md has a few rows and five sentences with figures, docs/results.md has all rows, and
+README.md has a few rows and five sentences with figures, docs/results.md has the tables, and
 benchmarks/results/pipeline.svg is the README's picture, which needs matplotlib. shown.py says
 which figures, and what they are called. What stands outside of the marks "figures: begin" and
 "figures: end" is left alone.
@@ -20,8 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import NO_MORE_ABOVE
-from shown import ALL, BULLETS, FEW, SAID, Names
+from shown import BULLETS, FEW, SAID, TABLES, Column, Names, Row, Table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -77,25 +76,31 @@ def ratio(row: dict[str, Any]) -> str:
 
 
 def goal_of(row: dict[str, Any]) -> str:
-    """What a row's goal is, and whether it is met."""
+    """What a row's goal is. That of step times stands above their table."""
     how, goal = row.get("judged", "ratio"), row["goal"]
-    if goal is None:
+    if how == "no_more":
         return ""
-    said = {
+    return {
         "at_least": f"at least {goal:.3g}",
         "difference": f"at most {goal:.3g} {row['unit']} more",
         "no_worse": "no worse",
         "ours": f"at most {goal:.3g} {row['unit']}",
     }.get(how, f"at most {goal:.3g}")
-    if how == "no_more":
-        said += f", {goal + NO_MORE_ABOVE:.3g} at the interval's upper end"
-    if how in ("mean_ratio", "no_more") and "mean_ratio" in row:
-        said += f"; the rounds' mean is {row['mean_ratio']:.3f}"
-    if how == "no_more" and "interval" in row:
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """The ratio, in brackets: the rounds' mean where the goal is about that, with its interval
+    where it counts; and the goal where it is missed."""
+    said = ratio(row)
+    if row.get("judged") in ("mean_ratio", "no_more") and "mean_ratio" in row:
+        said = f"{row['mean_ratio']:.3f}"
+    if row.get("judged") == "no_more" and "interval" in row:
         low, high = row["interval"]
         digits = 3 if high - low >= 0.001 else 4
-        said += f" (95% interval: {low:.{digits}f} to {high:.{digits}f})"
-    return said + (", missed" if row.get("met") is False else "")
+        said += f", {low:.{digits}f} to {high:.{digits}f}"
+    if row.get("met") is False:
+        said += f"; missed: {goal_of(row)}" if goal_of(row) else "; missed"
+    return f" ({said})" if said else ""
 
 
 class Said(NamedTuple):
@@ -138,32 +143,87 @@ def few_rows() -> str:
     return "\n".join(lines)
 
 
-def all_rows() -> str:
-    lines = ["| | esper_alloc | compared with | its figure | ratio | goal | build |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    machines: set[str] = set()
-    left_out: set[tuple[str, str, str]] = set()
-    for topic, names, peer, label in ALL:
-        row = find(topic, names, peer)
-        if row is None:
+def beside(shown: Row, peers: tuple[str, ...], added: str = "") -> dict[str, Any] | None:
+    """The row of a result file that a cell shows: of these peers the first that there is.
+    `added`: another figure of the same names, which end in a figure."""
+    names = (shown.names,) if isinstance(shown.names, str) else shown.names
+    if added:
+        names = tuple(f"{name.rpartition(': ')[0]}: {added}" for name in names)
+    found = (find(shown.topic, names, peer) for peer in peers)
+    return next((row for row in found if row), None)
+
+
+def cells(shown: Row, columns: tuple[Column, ...]) -> tuple[list[str], list[dict[str, Any]]]:
+    """A row's own figure and its cells, and the rows of result files that they are of."""
+    wanted = columns or (Column("", (shown.peer,)),)
+    rows = [beside(shown, column.peers, column.figure) for column in wanted]
+    found = [row for row in rows if row]
+    if not found:
+        return [], []
+    said = [f"{figure(found[0]['ours'])} {found[0]['unit']}".strip()]
+    for column, row in zip(wanted, rows):
+        if row is None or row["peer_name"] == "nothing":
+            said.append("")
             continue
-        run = row["run"]
-        machines.add(machine(run))
-        left_out.update((topic, *one) for one in run.get("left_out", {}).items())
-        lines.append(
-            f"| {label} | {figure(row['ours'])} {row['unit']} | {peer} | {figure(row['peer'])} "
-            f"{row['unit']} | {ratio(row)} | {goal_of(row)} | {run['commit']} |"
-        )
-    lines += [
+        first = f"{shown.peer}: " if not columns else ""
+        ours = figure(row["ours"])
+        if column.figure or ours != figure(found[0]["ours"]):  # another figure, or another run's
+            first = f"{ours} / "
+        said.append(f"{first}{figure(row['peer'])}{verdict(row)}")
+    return said, found
+
+
+def table(shown: Table) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
+    """A table's lines, and the rows that it shows, with their topics."""
+    filled = [(row, *cells(row, shown.columns)) for row in shown.rows]
+    filled = [one for one in filled if one[2]]
+    topics = {row.topic for row, _, _ in filled}
+    headings = [column.heading for column in shown.columns] or ["compared with"]
+    by = "build" if len(topics) == 1 else "script, build"
+    lines = [f"| | esper_alloc | {' | '.join(headings)} | {by} |"]
+    lines.append("|---" * (len(headings) + 3) + "|")
+    shows = []
+    for row, said, found in filled:
+        once = tuple(one._replace(peers=() if one.figure else one.peers) for one in shown.columns)
+        for names in row.also:
+            more, also = cells(row._replace(names=names), once)
+            more = [one.removeprefix(f"{row.peer}: ") for one in more]
+            said, found = ["; ".join(filter(None, two)) for two in zip(said, more)], found + also
+        builds = ", ".join(dict.fromkeys(one["run"]["commit"] for one in found))
+        first = "" if len(topics) == 1 else f"{row.topic}, "
+        lines.append(f"| {row.label} | {' | '.join(said)} | {first}{builds} |")
+        shows += [(row.topic, one) for one in found]
+    scripts = f"`{topics.pop()}.py`. " if len(topics) == 1 else ""
+    return [
+        f"### {shown.heading}",
         "",
-        f"On {'; '.join(sorted(machines))}.",
-        "The build is the commit that was measured. Both sides took turns in one command. Figures",
-        "are medians, and the ratio is theirs as they are shown. Goals for step times are judged by the",
-        "mean of the rounds' ratios. The step time over a whole job is a mean.",
-    ]
-    lines += [
-        f"Not measured by {topic}.py: {name} ({why})." for topic, name, why in sorted(left_out)
-    ]
+        *f"{scripts}{shown.about}".splitlines(),
+        "",
+        *lines,
+        "",
+    ], shows
+
+
+def all_rows() -> str:
+    lines = []
+    builds: dict[str, dict[str, set[str]]] = {}
+    left_out: dict[tuple[str, str], set[str]] = {}
+    for shown in TABLES:
+        text, rows = table(shown)
+        lines += text
+        for topic, row in rows:
+            run = row["run"]
+            builds.setdefault(machine(run), {}).setdefault(run["time"][:10], set()).add(
+                run["commit"]
+            )
+            for one in run.get("left_out", {}).items():
+                left_out.setdefault(one, set()).add(topic)
+    lines += ["### Machines and builds", ""]
+    for name, days in sorted(builds.items()):
+        said = "; ".join(f"{day}: {', '.join(sorted(of))}" for day, of in sorted(days.items()))
+        lines.append(f"- {name}. {said}.")
+    for (name, why), topics in sorted(left_out.items()):
+        lines.append(f"- Without {name} ({why}): {', '.join(sorted(topics))}.")
     return "\n".join(lines)
 
 

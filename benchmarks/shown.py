@@ -2,333 +2,370 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 Names = str | tuple[str, ...]
 
-#: Topic, name of the row, peer, and what docs/results.md calls it. Of rows with several names,
-#: for what was measured in more than one way, the newest is shown.
-ALL: list[tuple[str, Names, str, str]] = [
-    *(  # on segments of its own choice, which are mapped where the driver can, or those asked for
+
+class Column(NamedTuple):
+    """A column of a table in docs/results.md: what ours is compared with."""
+
+    heading: str
+    peers: tuple[str, ...]  # a row has one of them, or the cell is empty
+    figure: str = ""  # of the row's names another figure, shown with ours
+
+
+class Row(NamedTuple):
+    """A measurement. Of several names, for what was measured in more than one way, the newest row
+    is shown."""
+
+    topic: str  # the result file and the script
+    names: Names
+    label: str
+    peer: str = ""  # in tables without columns
+    also: tuple[str, ...] = ()  # further figures, in the same cells
+
+
+class Table(NamedTuple):
+    heading: str
+    about: str
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...] = ()  # none: each row names its peer
+
+
+RECORD_STREAM = "native, record_stream"
+NATIVE = Column("`native`", ("native",))
+EXPANDABLE = Column("`expandable`", ("native, expandable",))
+
+#: The jobs of jobs.py, on the kind of segments that the driver allows, or that was asked for.
+JOBS = tuple(
+    (job, (f"{job}: ", f"{job}, mapped segments: "), label)
+    for job, label in (
+        ("gpt2", "GPT-2 124M, training"),
+        ("llama_varlen", "Llama, training, variable lengths"),
+        ("llama_decode", "Llama, decoding"),
+        ("resnet50", "ResNet-50, training"),
+        ("ppo", "PPO, small networks"),
+        ("moe", "mixture of experts, training"),
+        ("resolutions", "U-Net, training, random sizes"),
+        ("serving", "serving, continuous batching"),
+        ("packed", "Llama, training, packed"),
+    )
+)
+
+#: The tables of docs/results.md.
+TABLES = (
+    Table(
+        "Memory of whole jobs",
+        "Peak reserved. The goal: at most 1.04 times the least that any peer had *allocated* at its\n"
+        "peak, or 256 MiB more than that.",
+        tuple(
+            Row("jobs", tuple(name + "peak reserved" for name in names), label)
+            for _, names, label in JOBS
+        ),
+        (NATIVE, EXPANDABLE, Column("least allocated", ("least peak allocated of any peer",))),
+    ),
+    Table(
+        "Time of whole jobs",
+        "The step time once memory has stopped growing, with the mean of the rounds' ratios and its 95%\n"
+        "interval. The goal: at most 1, and 1.02 at the interval's upper end. Then the mean step time of\n"
+        "the whole job; and the us that two recorded passes spend in the allocator, from an emptied cache.",
+        tuple(
+            Row("jobs", tuple(name + "step time" for name in names), label)
+            for _, names, label in JOBS
+        ),
         (
-            "jobs",
-            (f"{job}: {figure}", f"{job}, mapped segments: {figure}"),
-            peer,
-            f"{label}, {figure}",
-        )
-        for job, label in (
-            ("gpt2", "GPT-2 124M training"),
-            ("llama_varlen", "Llama training on sequences of 64 to 2,048 tokens"),
-            ("llama_decode", "Llama decoding with a growing cache"),
-            ("resnet50", "ResNet-50 training (`cudnn.benchmark` off)"),
-            ("ppo", "PPO with small networks"),
-            ("moe", "a mixture of experts, training, sizes that never repeat"),
-            ("resolutions", "U-Net training on images of random sizes"),
-            ("serving", "serving with continuous batching"),
-            ("packed", "Llama training on packed sequences"),
-        )
-        for figure, peer in (
-            ("peak reserved", "least peak allocated of any peer"),
-            ("step time", "fastest peer"),
-            ("step time over the whole job", "fastest peer"),
-            ("time inside the allocator", "native"),
-        )
+            Column("fastest peer", ("fastest peer",)),
+            Column("whole job: fastest peer", ("fastest peer",), "step time over the whole job"),
+            Column("in the allocator: `native`", ("native",), "time inside the allocator"),
+        ),
     ),
-    *(
+    Table(
+        "Little memory",
+        "20 GiB of the device; or a neighbour that leaves 1.1 times the peak, later 1.05.",
         (
-            "limits",
-            f"{job}: largest batch within 20 GiB",
-            "best peer",
-            f"{label}, largest batch in 20 GiB",
-        )
-        for job, label in (
-            ("gpt2", "GPT-2 124M training on 256 tokens"),
-            ("llama_varlen", "Llama training on 64 to 512 tokens"),
-        )
+            Row(
+                "limits",
+                "gpt2: largest batch within 20 GiB",
+                "largest batch: GPT-2 on 256 tokens; Llama on 64 to 512",
+                also=("llama_varlen: largest batch within 20 GiB",),
+            ),
+            *(
+                Row(
+                    "limits",
+                    f"gpt2, {where}: step time",
+                    f"{said}, step time: GPT-2; Llama",
+                    also=(f"llama_varlen, {where}: step time",),
+                )
+                for where, said in (
+                    ("99% of 20 GiB in use", "99% in use"),
+                    ("beside a neighbour", "beside a neighbour"),
+                )
+            ),
+            *(
+                Row(
+                    "least",
+                    f"{name}, within 1.05 of what an allowance of 0 reserves: failed",
+                    f"{label} within 1.05 of the memory that an allowance of 0 takes, runs that fail",
+                    RECORD_STREAM,
+                )
+                for name, label in (
+                    ("fsdp", "the pipeline of 48 layers"),
+                    ("three", "a pipeline over three streams"),
+                )
+            ),
+        ),
+        (Column("best peer", ("best peer", RECORD_STREAM)),),
     ),
-    (
-        "malloc_times",
-        "gpt_train: malloc, the whole job, 99.9th percentile",
-        "native",
-        "99.9th percentile of malloc time, allocations of a recorded GPT-2 training",
-    ),
-    (
-        "startup",
-        "import torch and esper_alloc",
-        "import torch",
-        "importing torch, and esper_alloc after it",
-    ),
-    ("startup", "idle device memory", "native", "idle, device memory in use"),
-    (
-        "startup",
-        "first allocation to the end of the first kernel",
-        "native",
-        "first allocation to the end of the first kernel",
-    ),
-    ("pair", "raw_alloc + raw_delete, 512 B", "native", "`raw_alloc` + `raw_delete`, 512 B"),
-    ("pair", "raw_alloc + raw_delete, 1 MiB", "native", "`raw_alloc` + `raw_delete`, 1 MiB"),
-    ("pair", "raw_alloc + raw_delete, 64 MiB", "native", "`raw_alloc` + `raw_delete`, 64 MiB"),
-    *(
+    Table(
+        "Several streams",
+        "Marks beside `record_stream`, and beside tensors that the program keeps by hand: peak memory (of\n"
+        "overlap what is reserved), and the time of a step or batch.",
         (
-            "churn",
-            f"free and malloc among {live} live blocks up to {most}",
-            "native",
-            f"the same among {live} live blocks",
-        )
-        for live, most in (("10,000", "8 MiB"), ("1,000,000", "64 KiB"))
-    ),
-    *(
-        ("threads", f"{what}, 4 KiB, 16 threads", "native", label)
-        for what, label in (
-            ("pairs", "16 threads, a stream each, pairs a second"),
-            ("pairs, handed on", "the same, freed by the next thread"),
-        )
-    ),
-    (
-        "precision",
-        "dropped memory serves again after, 50 ms of work queued",
-        "native, record_stream",
-        "a dropped tensor's memory serves again after, with 50 ms of other work queued on its reader",
-    ),
-    (
-        "pipeline",
-        "peak active over base",
-        "native, record_stream",
-        "FSDP-like pipeline of 48 layers, peak memory of the gathered weights and x",
-    ),
-    ("pipeline", "peak active over base", "native, recipe", "the same"),
-    ("pipeline", "step time", "native, record_stream", "the same, step time"),
-    ("pipeline", "step time", "native, recipe", "the same"),
-    (
-        "pipeline",
-        "layers of 512 MiB: peak active over base",
-        "native, recipe",
-        "the same with 8 layers of 512 MiB, peak memory",
-    ),
-    *(
-        ("pipeline", f"views, grad mode: {figure}", "native, recipe", label)
-        for figure, label in (
-            (
+            Row(
+                "pipeline",
                 "peak active over base",
-                "the pipeline of 48 layers in grad mode, weights that are views, peak memory",
+                "FSDP-like pipeline of 48 layers",
+                also=("step time",),
             ),
-            ("reserved over base", "the same, reserved"),
-            ("step time", "the same, step time"),
-        )
-    ),
-    *(
-        (
-            "least",
-            f"{name}, within 1.05 of what an allowance of 0 reserves: failed",
-            "native, record_stream",
-            f"{label} within 1.05 of the memory that an allowance of 0 takes, runs that fail",
-        )
-        for name, label in (
-            ("fsdp", "the pipeline of 48 layers"),
-            ("three", "a pipeline over three streams"),
-        )
-    ),
-    *(
-        ("overlap", f"{pipeline}: {figure}", "native, record_stream", f"{label}, {figure}")
-        for pipeline, label in (
-            ("small", "copies and computation on three streams, tensors of 4 to 64 MiB"),
-            ("four", "the same on four streams"),
-            ("large", "the same on three, tensors of 256 MiB to 1 GiB"),
-            ("four-large", "the same on four"),
-        )
-        for figure in ("step time", "peak reserved")
-    ),
-    ("sleep", "sleep", "plain pinned copy", "20 GiB go to sleep (more is better)"),
-    ("sleep", "wake", "plain pinned copy", "they wake (more is better)"),
-    ("sleep", "sleep", "torch_memory_saver", "they go to sleep (more is better)"),
-    ("sleep", "wake", "torch_memory_saver", "they wake (more is better)"),
-    (
-        "sleep",
-        "sleep with keep='nothing'",
-        "giving free memory back",
-        "they go to sleep, and nothing is kept",
-    ),
-    ("sleep", "device memory left asleep", "nothing", "device memory that they leave"),
-    (
-        "sleep",
-        "host memory over live bytes",
-        "live bytes",
-        "host memory that they take, over their size",
-    ),
-    (
-        "sleep",
-        "graph replays that differ, of 100 after a sleep",
-        "nothing",
-        "replays of CUDA graphs that differ after a sleep, of 100",
-    ),
-    (
-        "sleep",
-        "GPT-2 asleep after each step: losses that differ, of 12",
-        "GPT-2 awake",
-        "GPT-2 asleep after each of 12 steps, losses that differ",
-    ),
-    (
-        "sleep",
-        "two processes, 8 GiB each, turns without memory, of 50",
-        "nothing",
-        "two processes on memory for one, turns without memory, of 50",
-    ),
-    (
-        "prefetch",
-        "compute-bound: peak active over base",
-        "native, record_stream",
-        "prefetching on a copy stream, peak memory of the batches and the work on them",
-    ),
-    ("prefetch", "compute-bound: peak active over base", "native, by hand", "the same"),
-    (
-        "prefetch",
-        "compute-bound: time a batch",
-        "native, record_stream",
-        "the same, time a batch",
-    ),
-    *(
-        ("recipes", f"{job}: {figure}", peer, f"{label}{what}")
-        for job, label, peer in (
-            (
-                "reduce-scatter",
-                "24 gradients of 64 MiB reduced on a second stream",
-                "native, record_stream",
+            Row(
+                "pipeline",
+                "layers of 512 MiB: peak active over base",
+                "8 layers of 512 MiB",
+                also=("layers of 512 MiB: step time",),
             ),
-            ("reduce-scatter", "the same", "native, by hand"),
-            (
-                "offloading",
-                "a training step whose saved tensors wait on the host",
-                "native, record_stream",
+            Row(
+                "pipeline",
+                "views, grad mode: peak active over base",
+                "48 layers in grad mode, weights that are views",
+                also=("views, grad mode: step time",),
             ),
-        )
-        for figure, what in (
-            ("peak active over base", ", peak memory"),
-            ("step time", ", step time"),
-        )
-    ),
-    (
-        "record_use_cost",
-        "record_use, cycle",
-        "native, record_stream",
-        "allocate, mark for another stream, drop (Python)",
-    ),
-    ("record_use_cost", "record_use, call", "native, record_stream", "a mark (Python)"),
-    (
-        "record_use_cost",
-        "using, cycle",
-        "native, record_stream",
-        "allocate, `using` on another stream, drop (Python)",
-    ),
-    ("record_use_cost", "C, esper_alloc_record_use", "cuEventRecord", "a mark in C"),
-    *(
-        ("automatic_uses", name, "marked uses", f"with automatic uses, {label}")
-        for name, label in (
-            ("torch.empty and drop, one stream", "allocate and drop, one stream"),
-            ("add, at home", "`torch.add` on several streams"),
-            ("view, at home", "a view on several streams"),
-            ("prefetching GPT-2 step", "a step of GPT-2 that prefetches its batches"),
-        )
-    ),
-    *(
-        ("auditor", name, "torch.cuda._sanitizer", f"the auditor's corpus: {name}")
-        for name in ("bugs missed, of 30", "correct programs reported, of 36")
-    ),
-    ("auditor", "GPT-2 step, audited", "no audit", "a step of GPT-2, audited"),
-    ("auditor", "GPT-2 step, audited with poison", "no audit", "the same with poison"),
-    ("fence", "step, fence", "no audit", "the same with a fence"),
-    ("fence", "peak reserved, fence", "no audit", "the same, peak reserved"),
-    (
-        "captures",
-        "a graph's private pool",
-        "native, record_stream",
-        "a captured graph with readers on a side stream, its private pool",
-    ),
-    (
-        "captures",
-        "a graph's private pool",
-        "native, graph_capture_record_stream_reuse",
-        "the same",
-    ),
-    *(
-        (
-            "gather",
-            f"a batch, {form}",
-            "native, plain PyTorch",
-            f"CIFAR batches of {label}, gathered",
-        )
-        for form, label in (
-            ("1 x 512", "512 images for one environment"),
-            ("4 x 128", "128 for each of 4"),
-            ("16 x 32", "32 for each of 16"),
-            ("64 x 32", "32 for each of 64"),
-        )
-    ),
-    *(
-        (
-            "normalize",
-            f"update_and_normalize, {shape}",
-            "plain PyTorch",
-            f"running mean-std, {label}",
-        )
-        for shape, label in (
-            ("64x64", "batches of 64 x 64"),
-            ("1024x128", "of 1024 x 128"),
-            ("65536x64", "of 65536 x 64"),
-        )
-    ),
-    *(
-        (
-            "cifar_envs",
-            f"16 environments on {on}",
-            "native, plain PyTorch",
-            f"16 networks on CIFAR, {label}",
-        )
-        for on, label in (
-            ("one GPU: a step", "a stream each, a step"),
-            ("one GPU: peak reserved", "peak reserved"),
-            ("two GPUs, 10 and 6 environments: a step", "10 and 6 of them on two GPUs, a step"),
-        )
-    ),
-    (
-        "cudagraph_outputs",
-        "simulator fp32, 1024 x 1024: graphs with the wrapper",
-        "eager",
-        "a simulator of 1024 x 1024, CUDA graphs with `cudagraph_outputs`",
-    ),
-    *(
-        ("engines", f"{engine}: {figure}", peer, f"{label}{what}")
-        for engine, peer, label in (
-            ("ddp", "native", "DDP training of a Llama with 1.2 B parameters on two GPUs"),
-            ("fsdp2", "native", "FSDP2 training of the same"),
-            (
-                "fsdp2, automatic uses, nothing kept",
-                "native",
-                "the same with automatic uses, and nothing kept for other streams",
+            *(
+                Row(
+                    "overlap", f"{pipeline}: peak reserved", label, also=(f"{pipeline}: step time",)
+                )
+                for pipeline, label in (
+                    ("small", "copies and computation, three streams, 4 to 64 MiB"),
+                    ("large", "the same, 256 MiB to 1 GiB"),
+                    ("four-large", "the same on four streams"),
+                )
             ),
-            ("tensor_parallel", "native", "tensor parallelism, perceptrons with 1.1 B parameters"),
-            (
-                "tensor_parallel, registered",
-                "native, registered",
-                "the same, all memory registered with NCCL",
+            Row(
+                "prefetch",
+                "compute-bound: peak active over base",
+                "prefetching batches",
+                also=("compute-bound: time a batch",),
             ),
-        )
-        for figure, what in (
-            ("tokens", " (more is better)"),
-            ("peak reserved", ", peak reserved"),
-        )
-    ),
-    *(
+            *(
+                Row("recipes", f"{job}: peak active over base", label, also=(f"{job}: step time",))
+                for job, label in (
+                    ("reduce-scatter", "24 gradients of 64 MiB, reduced on a second stream"),
+                    ("offloading", "saved tensors that wait on the host"),
+                )
+            ),
+        ),
         (
-            "engines",
-            f"{engine}: losses, largest relative difference from native's",
-            "native, run again",
-            f"losses of 200 steps, largest relative difference from native's, {label}",
-        )
-        for engine, label in (
-            ("ddp", "DDP"),
-            ("fsdp2", "FSDP2"),
-            ("tensor_parallel", "tensor parallelism"),
-        )
+            Column("`record_stream`", (RECORD_STREAM,)),
+            Column("by hand", ("native, recipe", "native, by hand")),
+        ),
     ),
-]
+    Table(
+        "Calls",
+        "On the host, from C++ unless the row says otherwise.",
+        (
+            Row(
+                "pair",
+                "raw_alloc + raw_delete, 512 B",
+                "malloc and free: 512 B; 64 MiB",
+                also=("raw_alloc + raw_delete, 64 MiB",),
+            ),
+            Row(
+                "churn",
+                "free and malloc among 10,000 live blocks up to 8 MiB",
+                "among 10,000 live blocks; a million",
+                also=("free and malloc among 1,000,000 live blocks up to 64 KiB",),
+            ),
+            Row(
+                "threads",
+                "pairs, 4 KiB, 16 threads",
+                "16 threads, pairs a second (more is better); freed by the next thread",
+                also=("pairs, handed on, 4 KiB, 16 threads",),
+            ),
+            Row("pair", "torch.empty and drop, 4 KiB", "`torch.empty` and drop, from Python"),
+            Row(
+                "malloc_times",
+                "gpt_train: malloc, the whole job, 99.9th percentile",
+                "mallocs of a recorded GPT-2, 99.9th percentile",
+            ),
+            Row("malloc_times", "gpt_train: malloc, the whole job, all together", "all of them"),
+            Row("startup", "first allocation", "a process's first allocation"),
+            Row(
+                "startup",
+                "first allocation to the end of the first kernel",
+                "from there to the end of the first kernel",
+            ),
+        ),
+        (NATIVE, EXPANDABLE),
+    ),
+    Table(
+        "Marks, automatic uses, the auditor",
+        "From Python, unless the row says C.",
+        (
+            Row(
+                "precision",
+                "dropped memory serves again after, 50 ms of work queued",
+                "dropped memory serves again, with 50 ms of work queued on its reader",
+                RECORD_STREAM,
+            ),
+            *(
+                Row("captures", "a graph's private pool", "a captured graph's pool", peer)
+                for peer in (RECORD_STREAM, "native, graph_capture_record_stream_reuse")
+            ),
+            Row("record_use_cost", "record_use, call", "a mark", RECORD_STREAM),
+            Row("record_use_cost", "record_use, cycle", "allocate, mark, drop", RECORD_STREAM),
+            Row("record_use_cost", "using, cycle", "allocate, `using`, drop", RECORD_STREAM),
+            Row("record_use_cost", "C, esper_alloc_record_use", "a mark in C", "cuEventRecord"),
+            Row(
+                "automatic_uses",
+                "add, at home",
+                "automatic uses, several streams: `torch.add`; a view",
+                "marked uses",
+                ("view, at home",),
+            ),
+            *(
+                Row("automatic_uses", name, f"automatic uses: {label}", "marked uses")
+                for name, label in (
+                    ("torch.empty and drop, one stream", "allocate and drop, one stream"),
+                    ("prefetching GPT-2 step", "a prefetching GPT-2 step"),
+                )
+            ),
+            Row(
+                "auditor",
+                "bugs missed, of 30",
+                "auditor: bugs missed, of 30; correct programs reported, of 36",
+                "torch.cuda._sanitizer",
+                ("correct programs reported, of 36",),
+            ),
+            Row("auditor", "GPT-2 step, audited", "a step of GPT-2, audited", "no audit"),
+            Row("auditor", "GPT-2 step, audited with poison", "with poison", "no audit"),
+            Row(
+                "fence",
+                "step, fence",
+                "with a fence; reserved",
+                "no audit",
+                ("peak reserved, fence",),
+            ),
+        ),
+    ),
+    Table(
+        "Sleep and wake",
+        "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better.",
+        (
+            *(
+                Row("sleep", "sleep", "sleep; wake", peer, also=("wake",))
+                for peer in ("plain pinned copy", "torch_memory_saver")
+            ),
+            Row(
+                "sleep",
+                "sleep with keep='nothing'",
+                "sleep, keep nothing",
+                "giving free memory back",
+            ),
+            Row(
+                "sleep",
+                "first sleep, which pins host memory",
+                "the first sleep, which pins host memory",
+                "a GiB of a later sleep",
+            ),
+            Row("sleep", "device memory left asleep", "device memory left", "nothing"),
+            Row(
+                "sleep",
+                "graph replays that differ, of 100 after a sleep",
+                "replays of CUDA graphs that differ, of 100",
+                "nothing",
+            ),
+            Row(
+                "sleep",
+                "GPT-2 asleep after each step: losses that differ, of 12",
+                "GPT-2 asleep after each of 12 steps: losses that differ",
+                "GPT-2 awake",
+            ),
+            Row(
+                "sleep",
+                "two processes, 8 GiB each, turns without memory, of 50",
+                "two processes, turns without memory, of 50",
+                "nothing",
+            ),
+        ),
+    ),
+    Table(
+        "Two GPUs",
+        "Trainings of 200 steps: tokens (more is better), and peak reserved.",
+        (
+            *(
+                Row("engines", f"{engine}: tokens", label, peer, (f"{engine}: peak reserved",))
+                for engine, peer, label in (
+                    ("ddp", "native", "DDP, a Llama of 1.2 B parameters"),
+                    ("fsdp2", "native", "FSDP2, the same"),
+                    (
+                        "fsdp2, automatic uses, nothing kept",
+                        "native",
+                        "with automatic uses",
+                    ),
+                    ("tensor_parallel", "native", "tensor parallelism, 1.1 B"),
+                    ("tensor_parallel, registered", "native, registered", "registered with NCCL"),
+                )
+            ),
+            Row(
+                "engines",
+                "ddp: losses, largest relative difference from native's",
+                "losses, largest difference: DDP; FSDP2; tensor parallelism",
+                "native, run again",
+                tuple(
+                    f"{engine}: losses, largest relative difference from native's"
+                    for engine in ("fsdp2", "tensor_parallel")
+                ),
+            ),
+        ),
+    ),
+    Table(
+        "Helpers",
+        "Those of gather and cifar_envs run on esper_alloc.",
+        (
+            Row(
+                "gather",
+                "a batch, 1 x 512",
+                "CIFAR batches: 512 for one environment; 32 for each of 16; of 64",
+                "native, plain PyTorch",
+                ("a batch, 16 x 32", "a batch, 64 x 32"),
+            ),
+            Row("gather", "a batch, 64 x 32, reuse=2", "the last with `reuse=2`", "fresh memory"),
+            Row(
+                "normalize",
+                "update_and_normalize, 64x64",
+                "`update_and_normalize`: 64 x 64; 65,536 x 64",
+                "plain PyTorch",
+                ("update_and_normalize, 65536x64",),
+            ),
+            Row(
+                "cifar_envs",
+                "16 environments on one GPU: a step",
+                "16 networks on CIFAR: a step; reserved",
+                "native, plain PyTorch",
+                ("16 environments on one GPU: peak reserved",),
+            ),
+            *(
+                Row(
+                    "cudagraph_outputs",
+                    "simulator fp32, 1024 x 1024: graphs with the wrapper",
+                    "a simulator, CUDA graphs with `cudagraph_outputs`",
+                    peer,
+                )
+                for peer in ("eager", "compiled without graphs")
+            ),
+        ),
+    ),
+)
 
 #: The README's rows: topic, name, peer, what was measured, and what it is compared with.
 FEW: list[tuple[str, Names, str, str, str]] = [

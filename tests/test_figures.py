@@ -137,11 +137,44 @@ def test_each_row_names_its_run(path: Path) -> None:
             assert row["ratio"] == pytest.approx(row["ours"] / row["peer"], rel=1e-6)
 
 
-def test_a_goal_of_the_mean_says_its_interval(readme: ModuleType) -> None:
-    row = {"goal": 1.0, "judged": "no_more", "unit": "ms", "met": False}
+def test_the_mean_of_the_rounds_is_shown_where_the_goal_is_about_it(readme: ModuleType) -> None:
+    row = {"ours": 2.0, "peer": 4.0, "goal": 1.0, "judged": "no_more", "unit": "ms", "met": False}
     rounds = {"mean_ratio": 0.998, "interval": [0.96, 1.036]}
-    assert readme.goal_of({**row, **rounds}) == (
-        "at most 1, 1.02 at the interval's upper end; the rounds' mean is 0.998 "
-        "(95% interval: 0.960 to 1.036), missed"
+    assert readme.verdict({**row, **rounds}) == " (0.998, 0.960 to 1.036; missed)"
+    assert readme.verdict({**row, **rounds, "judged": "ratio"}) == " (0.50; missed: at most 1)"
+    assert readme.verdict({**row, **rounds, "met": True}) == " (0.998, 0.960 to 1.036)"
+    assert readme.verdict({**row, "peer": 0.0, "met": True}) == ""
+
+
+def test_a_table_shows_what_was_measured(
+    readme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another figure of a row, and one of another run, stand with ours; a row that was never
+    measured is left out."""
+    from shown import Column, Row, Table
+
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    about = {"gpu": "a GPU", "driver": "1", "torch": "2"}
+    runs = [{"id": one, "time": one, "commit": f"c{one}", **about} for one in ("1", "2")]
+    rows = [
+        {
+            "name": name, "peer_name": peer, "unit": "ms", "ours": ours, "peer": 4.0,
+            "ratio": ours / 4.0, "goal": None, "run": run,
+        }
+        for name, peer, ours, run in (
+            ("job: step", "one", 2.0, "1"), ("job: step", "other", 3.0, "2"),
+            ("job: all", "one", 1.0, "1"), ("job: size", "one", 8.0, "1"),
+        )
+    ]  # fmt: skip
+    (tmp_path / "jobs.json").write_text(json.dumps({"runs": runs, "rows": rows}))
+    columns = (Column("one", ("one",)), Column("other", ("other",)), Column("all", ("one",), "all"))
+    shown = (
+        Row("jobs", "job: step", "a job", also=("job: size",)),
+        Row("jobs", "none: step", "none"),
     )
-    assert readme.goal_of(row) == "at most 1, 1.02 at the interval's upper end, missed"
+    lines, found = readme.table(Table("Jobs", "Steps.", shown, columns))
+    assert lines[-2] == (
+        "| a job | 2 ms; 8 ms | 4 (0.50); 4 (2.00) | 3 / 4 (0.75) | 1 / 4 (0.25) | c1, c2 |"
+    )
+    assert lines[2] == "`jobs.py`. Steps." and len(lines) == 8
+    assert {topic for topic, _ in found} == {"jobs"}
