@@ -122,24 +122,6 @@ void esper_retire(esper_core *core, int device)
     pools_retire(&core->devices[device]);
 }
 
-/* Gives back the host memory of blocks, uses and events that are gone. */
-static void trim_metadata(device_t *device)
-{
-  for (stream_t *s = atomic_load(&device->core->streams); s; s = s->next) {
-    lock(&s->lock);
-    records_reclaim(s);
-    unlock(&s->lock);
-  }
-  lock(&device->events_lock);
-  arena_trim(&device->records);
-  unlock(&device->events_lock);
-  lock(&device->lock);
-  arena_trim(&device->blocks);
-  arena_trim(&device->uses);
-  unlock(&device->lock);
-  map_shrink(device->core->map);
-}
-
 /* The caller has entered the pool (NULL: all pools), which this leaves again. */
 static esper_status empty_cache(device_t *device, pool_t *pool)
 {
@@ -156,7 +138,6 @@ static esper_status empty_cache(device_t *device, pool_t *pool)
     unlock(&device->lock);
     pool_bury(device);
   }
-  trim_metadata(device);
   /* Then only memory whose uses had completed could go: no error. */
   return status == ESPER_CAPTURING || status == ESPER_NOT_READY ? ESPER_OK : status;
 }

@@ -5,7 +5,7 @@
 #include "../order/stream.h"
 
 typedef enum block_state {
-  BLOCK_GONE, /* its metadata was returned to the system, and reads as zeros */
+  BLOCK_GONE, /* another thread is using its metadata for a new block */
   BLOCK_LIVE,
   BLOCK_READY,   /* free, satisfied for its home stream, in heap->ready */
   BLOCK_CACHED,  /* free, owes no use, in heap->cache */
@@ -127,7 +127,8 @@ block_t *block_split(device_t *device, block_t *block, size_t size);
 /* `block` takes in its next neighbour. Both are free and in no bin. */
 void block_merge_next(device_t *device, block_t *block);
 
-/* The segment of a block that was found without a lock. NULL: the block is gone. */
+/* The segment of a block that was found without a lock. NULL: the block is gone, and another thread
+ * is using its metadata for a new one. */
 static inline segment_t *block_segment_if_any(const block_t *block)
 {
   return __atomic_load_n(&block->segment, __ATOMIC_RELAXED);

@@ -8,11 +8,9 @@
 #include "block.h"
 
 enum {
-  CHUNK = 1024, /* buckets whose memory is put to use at once */
-  CHUNKS = 16,  /* chunks that are allocated together, because malloc wastes a page on each */
+  CHUNK = 1024, /* buckets that are allocated together */
   FIRST_CHUNKS = 2,
-  FULL_AT = 7,  /* blocks for eight buckets, which makes 9 bytes for each block */
-  EMPTY_AT = 6, /* with fewer blocks for eight buckets, buckets may go */
+  FULL_AT = 7, /* blocks for eight buckets, which makes 9 bytes for each block */
 };
 
 typedef _Atomic(block_t *) bucket_t;
@@ -95,7 +93,7 @@ static void bucket_remove(bucket_t *bucket, block_t *block)
   link_to(b, next_of(block));
 }
 
-/* ---- growing and shrinking ------------------------------------------------- */
+/* ---- growing --------------------------------------------------------------- */
 
 static directory_t *directory_create(directory_t *older, size_t capacity)
 {
@@ -120,11 +118,8 @@ static bool map_extend(map_t *map, size_t buckets)
       return false;
     atomic_store_explicit(&map->directory, directory, memory_order_release);
   }
-  if (!directory->chunk[chunk]) {
-    bucket_t *taken = chunk % CHUNKS ? directory->chunk[chunk - 1] + CHUNK
-                                     : host_take_pages(CHUNKS * CHUNK * sizeof(bucket_t));
-    directory->chunk[chunk] = taken ? memset(taken, 0, CHUNK * sizeof(bucket_t)) : NULL;
-  }
+  if (!directory->chunk[chunk])
+    directory->chunk[chunk] = host_take(CHUNK * sizeof(bucket_t));
   return directory->chunk[chunk] != NULL;
 }
 
@@ -154,35 +149,6 @@ static void map_grow(map_t *map)
   }
 }
 
-/* Takes the last bucket away: its blocks go back to the bucket that it took them from. A reader
- * that still looks into returned memory finds zeros, and misses. */
-static void take_last_bucket(map_t *map)
-{
-  size_t number = atomic_load(&map->buckets) - 1;
-  const directory_t *directory = atomic_load(&map->directory);
-  bucket_t *from = bucket_at(directory, number), *into = bucket_before(directory, number);
-  atomic_store_explicit(&map->buckets, number, memory_order_release);
-  for (block_t *b = atomic_load(from), *next; b; b = next) {
-    next = next_of(b);
-    bucket_remove(from, b);
-    bucket_insert(into, b);
-  }
-  if (number % CHUNK == 0)
-    host_return(directory->chunk[number / CHUNK], CHUNK * sizeof(bucket_t));
-}
-
-void map_shrink(map_t *map)
-{
-  for (bool many = true; many;) {
-    lock(&map->lock); /* taken anew for each bucket, so that others get a turn */
-    size_t buckets = atomic_load(&map->buckets);
-    many = buckets > FIRST_CHUNKS * CHUNK && map->count < buckets / 8 * EMPTY_AT;
-    if (many)
-      take_last_bucket(map);
-    unlock(&map->lock);
-  }
-}
-
 /* ---- blocks ---------------------------------------------------------------- */
 
 map_t *map_create(void)
@@ -209,7 +175,7 @@ void map_destroy(map_t *map)
   if (!map)
     return;
   directory_t *directory = atomic_load(&map->directory);
-  for (size_t i = 0; i < directory->capacity; i += CHUNKS)
+  for (size_t i = 0; i < directory->capacity; i++)
     free(directory->chunk[i]);
   for (directory_t *older; directory; directory = older) {
     older = directory->older;

@@ -4,8 +4,7 @@
  * are walked while others change them. That can make a walk miss, but never mislead, because blocks
  * live in an arena and a hit compares the address. A miss is looked up again under the map's lock.
  * Buckets are added one by one with the blocks, so that the map stays small and never stops to
- * rebuild itself; map_shrink takes them away. Segments are kept sorted, for addresses inside a
- * block. */
+ * rebuild itself. Segments are kept sorted, for addresses inside a block. */
 #ifndef ESPER_MAP_H
 #define ESPER_MAP_H
 
@@ -31,8 +30,6 @@ void map_remove_segment(map_t *map, segment_t *segment);
  * knows that the address is live. */
 segment_t *map_find_segment(map_t *map, uintptr_t address);
 
-/* Gives most of the map's memory back to the system if few blocks are left. */
-void map_shrink(map_t *map);
 size_t map_bytes(map_t *map);
 bool map_is_valid(map_t *map);
 

@@ -91,26 +91,6 @@ TEST(a_record_that_was_given_back_serves_again)
   end();
 }
 
-TEST(records_that_nobody_needs_go_back_to_the_system)
-{
-  enum { MANY = 50000 };
-  static record_t *taken[MANY];
-  begin();
-  for (int i = 0; i < MANY; i++)
-    taken[i] = record_take(device);
-  size_t most = device->records.bytes;
-  CHECK(most >= MANY * sizeof(record_t));
-  arena_trim(&device->records);
-  CHECK_EQ(device->records.bytes, most); /* all of them are needed */
-  for (int i = 1; i < MANY; i++)
-    record_give(device, taken[i]);
-  arena_trim(&device->records);
-  CHECK(device->records.bytes < most / 4);
-  CHECK(records_are_valid(device));
-  record_give(device, taken[0]);
-  end();
-}
-
 TEST(without_host_memory_there_is_no_record)
 {
   enum { MOST = 8192 };

@@ -366,36 +366,6 @@ TEST(a_million_steady_steps_need_nothing_new)
   end();
 }
 
-/* Blocks take 128 bytes each of host memory at most, one that is marked by an event of its
- * own twice that, and empty_cache returns it once they are gone. */
-TEST(metadata_goes_with_the_blocks)
-{
-  enum { MANY = 100000, FEW = 100 };
-  begin();
-  static void *p[MANY];
-  for (int i = 0; i < FEW; i++)
-    p[i] = block(4096, r);
-  size_t few = world_counters(&w, 0).metadata_bytes;
-  for (int round = 0; round < 3; round++) {
-    for (int i = FEW; i < MANY; i++)
-      CHECK_OK(esper_malloc(w.core, 4096, r, &p[i]));
-    CHECK(world_counters(&w, 0).metadata_bytes <= (size_t)128 * MANY);
-    for (int i = FEW; i < MANY; i += 2) {
-      const void *marked = p[i];
-      CHECK_OK(esper_record_use(w.core, &marked, 1, s, 0, NULL));
-    }
-    for (int i = FEW; i < MANY; i++)
-      CHECK_OK(esper_free(w.core, p[i]));
-    size_t many = world_counters(&w, 0).metadata_bytes;
-    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-    size_t after = world_counters(&w, 0).metadata_bytes;
-    CHECK(many > (size_t)64 * MANY && many <= (size_t)(128 + 256) / 2 * MANY);
-    CHECK(after < few + ((size_t)256 << 10));
-    CHECK(esper_core_is_valid(w.core));
-  }
-  end();
-}
-
 /* Marking a long-lived block again and again pins no events. */
 TEST(marks_do_not_pile_up)
 {

@@ -114,47 +114,6 @@ TEST(memory_is_collected_while_the_threshold_comes_and_goes)
   world_end(&w);
 }
 
-/* Blocks and uses come and go by the thousand, in another order than they came. */
-static void *fill_and_drain(void *number)
-{
-  enum { MANY = 3000, STEP = 7 };
-  esper_stream own = w.stream[*(int *)number], reader = w.stream[2 + *(int *)number];
-  static _Thread_local void *p[MANY];
-  while (goes_on()) {
-    for (int i = 0; i < MANY; i++) {
-      CHECK_OK(esper_malloc(w.core, 512, own, &p[i]));
-      const void *inside = (char *)p[i] + i % 512;
-      if (i % 3 == 0)
-        CHECK_OK(esper_record_use(w.core, &inside, 1, reader, 0, NULL));
-    }
-    for (int i = 0; i < MANY; i++)
-      CHECK_OK(esper_free(w.core, p[i * STEP % MANY]));
-  }
-  return NULL;
-}
-
-TEST(metadata_goes_while_others_need_it)
-{
-  sim_options options = on_pages((size_t)1 << 30);
-  options.completion = SIM_AT_ONCE;
-  options.oracle = SIM_ORACLE_OFF;
-  world_begin_with(&w, &options, NULL);
-  int number[] = {0, 1};
-  pthread_t threads[] = {start(fill_and_drain, &number[0]), start(fill_and_drain, &number[1])};
-  for (int i = 0; i < 200; i++) {
-    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-    CHECK(world_counters(&w, 0).metadata_bytes < 8 * MIB);
-    usleep(1000);
-  }
-  CHECK(esper_core_is_valid(w.core));
-  atomic_store(&over, true);
-  for (int i = 0; i < 2; i++)
-    pthread_join(threads[i], NULL);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK(world_counters(&w, 0).metadata_bytes < MIB / 2);
-  world_end(&w);
-}
-
 /* ---- everything beside everything -------------------------------------------- */
 
 enum { THREADS = 5, TURNS = 12000, SHELF = 48, SHARED_POOLS = 2, POOL_ID = 50 };
