@@ -25,7 +25,6 @@
 #include "../start/the_core.h"
 #include "../uses/mark_watch.h"
 #include "uncached.h"
-#include "unsupported.h"
 
 namespace esper
 {
@@ -381,12 +380,13 @@ std::shared_ptr<c10::GatheredContext> Allocator::getContextForPointer(const void
   return context_of_pointer(ptr);
 }
 
+// NCCL registers memory with it.
 void Allocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker)
 {
   add_tracker(std::move(tracker));
 }
 
-// ---- sharing.h ---------------------------------------------------------------
+// ---- sharing.h: IPC ----------------------------------------------------------
 
 native::ShareableHandle Allocator::shareIpcHandle(void *ptr)
 {
@@ -471,7 +471,10 @@ void Allocator::markCaptureEnd(c10::DeviceIndex device)
 
 c10::DataPtr Allocator::allocateWithAddress(size_t /*size*/, void * /*address*/)
 {
-  throw_unsupported("allocateWithAddress", "placed allocations");
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "esper_alloc does not support allocateWithAddress yet, which placed "
+                              "allocations need; run this program on PyTorch's native allocator "
+                              "for now.");
 }
 
 } // namespace esper

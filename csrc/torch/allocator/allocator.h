@@ -74,13 +74,14 @@ public:
   void popCompileContext() override;
   void setUserMetadata(const std::string &metadata) override;
   std::string getUserMetadata() override;
+  // nccl_registration.h
   void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
 
-  // sharing.h
+  // sharing.h: IPC
   native::ShareableHandle shareIpcHandle(void *ptr) override;
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
 
-  // pools.h
+  // pools.h: MemPools and the pools of CUDA graphs
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;

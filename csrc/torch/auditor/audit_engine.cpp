@@ -2,10 +2,7 @@
 
 #include <c10/cuda/CUDAFunctions.h>
 
-namespace esper
-{
-
-namespace auditing
+namespace esper::auditing
 {
 
 const esper_audit_capi *functions = nullptr;
@@ -65,6 +62,4 @@ audit_stream name_of(uintptr_t handle)
   return {c10::cuda::current_device(), handle};
 }
 
-} // namespace auditing
-
-} // namespace esper
+} // namespace esper::auditing

@@ -1,4 +1,4 @@
-// The process's audit: its happens-before engine (../audit/audit.h) with what else the auditor
+// The process's audit: its happens-before engine (csrc/audit/audit.h) with what else the auditor
 // knows, and the lock of both.
 #pragma once
 
@@ -16,10 +16,7 @@
 #include "../../python/audit_capi.h"
 #include "footprints.h"
 
-namespace esper
-{
-
-namespace auditing
+namespace esper::auditing
 {
 
 extern const esper_audit_capi *functions;
@@ -100,6 +97,4 @@ inline audit_stream name_of(c10::cuda::CUDAStream stream)
 // Tracers name a stream by its handle. Its device is then the current one.
 audit_stream name_of(uintptr_t handle);
 
-} // namespace auditing
-
-} // namespace esper
+} // namespace esper::auditing

@@ -5,10 +5,7 @@
 #include "audit_engine.h"
 #include "operations.h"
 
-namespace esper
-{
-
-namespace auditing
+namespace esper::auditing
 {
 
 namespace
@@ -71,11 +68,6 @@ PyObject *describe_finding(const Found &found)
       put(dict.get(), "marked", sites::describe(f.marked));
   return fine ? Py_NewRef(dict.get()) : nullptr;
 }
-
-} // namespace
-
-namespace
-{
 
 PyObject *describe_use(const std::optional<audit_finding> &use)
 {
@@ -151,6 +143,4 @@ PyObject *describe_findings()
   return Py_XNewRef(list.get());
 }
 
-} // namespace auditing
-
-} // namespace esper
+} // namespace esper::auditing

@@ -5,10 +5,7 @@
 
 #include "../debugging/fence.h"
 
-namespace esper
-{
-
-namespace auditing
+namespace esper::auditing
 {
 
 // A list of dicts: a new reference, or null with a Python exception.
@@ -19,6 +16,4 @@ PyObject *describe_findings();
 PyObject *describe_freed(const fence::Freed &freed);
 PyObject *describe_last_freed(size_t most, bool only_in_use);
 
-} // namespace auditing
-
-} // namespace esper
+} // namespace esper::auditing

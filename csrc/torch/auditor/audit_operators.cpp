@@ -8,10 +8,7 @@
 #include "../debugging/sites.h"
 #include "footprints.h"
 
-namespace esper
-{
-
-namespace auditing
+namespace esper::auditing
 {
 
 namespace
@@ -271,6 +268,4 @@ void stop_observing()
   callback = at::INVALID_CALLBACK_HANDLE;
 }
 
-} // namespace auditing
-
-} // namespace esper
+} // namespace esper::auditing

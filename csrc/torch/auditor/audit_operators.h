@@ -7,10 +7,7 @@
 #include "audit_engine.h"
 #include "operations.h"
 
-namespace esper
-{
-
-namespace auditing
+namespace esper::auditing
 {
 
 // One access, with what is found out before the engine's lock is taken.
@@ -39,6 +36,4 @@ void observe_operators();
 void observe_views();
 void stop_observing();
 
-} // namespace auditing
-
-} // namespace esper
+} // namespace esper::auditing

@@ -10,10 +10,7 @@
 #include "audit_operators.h"
 #include "gpu_trace.h"
 
-namespace esper
-{
-
-namespace auditing
+namespace esper::auditing
 {
 
 namespace
@@ -126,6 +123,4 @@ void stop_watching_order()
   listen_to_gpu_trace(nullptr);
 }
 
-} // namespace auditing
-
-} // namespace esper
+} // namespace esper::auditing

@@ -2,15 +2,10 @@
 // marks.
 #pragma once
 
-namespace esper
-{
-
-namespace auditing
+namespace esper::auditing
 {
 
 void watch_order();
 void stop_watching_order();
 
-} // namespace auditing
-
-} // namespace esper
+} // namespace esper::auditing

@@ -140,11 +140,7 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
 PyObject *audit_findings(PyObject * /*module*/, PyObject * /*none*/)
 {
   HANDLE_TH_ERRORS
-  PyObject *found = describe_findings();
-  if (found == nullptr) {
-    throw python_error();
-  }
-  return found;
+  return describe_findings();
   END_HANDLE_TH_ERRORS
 }
 
@@ -174,11 +170,7 @@ PyObject *audit_freed(PyObject * /*module*/, PyObject *const *args, Py_ssize_t c
 {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 2, "audit_freed() takes 2 arguments");
-  PyObject *freed = describe_last_freed(number_of(args[0]), args[1] == Py_True);
-  if (freed == nullptr) {
-    throw python_error();
-  }
-  return freed;
+  return describe_last_freed(number_of(args[0]), args[1] == Py_True);
   END_HANDLE_TH_ERRORS
 }
 
@@ -189,11 +181,7 @@ PyObject *audit_freed_at(PyObject * /*module*/, PyObject *address)
   if (!freed) {
     Py_RETURN_NONE;
   }
-  PyObject *described = describe_freed(*freed);
-  if (described == nullptr) {
-    throw python_error();
-  }
-  return described;
+  return describe_freed(*freed);
   END_HANDLE_TH_ERRORS
 }
 

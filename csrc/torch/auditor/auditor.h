@@ -1,4 +1,4 @@
-// The auditor's observation: tells the happens-before engine (../audit/audit.h) what a program
+// The auditor's observation: tells the happens-before engine (csrc/audit/audit.h) what a program
 // does, whichever allocator it uses, and hands its findings to Python.
 //
 // Accesses are the tensors of operators (observer.h, operations.h); events, waits, synchronisation,

@@ -1,6 +1,5 @@
 #include "footprints.h"
 
-#include <c10/util/SmallVector.h>
 #include <c10/util/hash.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>

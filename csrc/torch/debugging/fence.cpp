@@ -9,10 +9,7 @@
 #include "../start/the_core.h"
 #include "sites.h"
 
-namespace esper
-{
-
-namespace fence
+namespace esper::fence
 {
 
 namespace
@@ -184,6 +181,4 @@ void detail::before_free(void *ptr)
   }
 }
 
-} // namespace fence
-
-} // namespace esper
+} // namespace esper::fence

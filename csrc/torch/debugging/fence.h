@@ -1,4 +1,4 @@
-// What the auditor knows of memory with a fence (esper_fence() in ../esper_alloc.h): where it was
+// What the auditor knows of memory with a fence (esper_fence() in esper_alloc.h): where it was
 // allocated, and where and when it was freed. Keeps the last frees, up to a limit.
 #pragma once
 
@@ -12,10 +12,7 @@
 #include "../../audit/audit.h"
 #include "../base/watchers.h"
 
-namespace esper
-{
-
-namespace fence
+namespace esper::fence
 {
 
 struct Freed {
@@ -70,6 +67,4 @@ inline void before_free(void *ptr)
   }
 }
 
-} // namespace fence
-
-} // namespace esper
+} // namespace esper::fence

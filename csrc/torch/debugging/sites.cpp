@@ -17,10 +17,7 @@
 #include "../base/gil.h"
 #include "../base/python_objects.h"
 
-namespace esper
-{
-
-namespace sites
+namespace esper::sites
 {
 
 namespace
@@ -255,6 +252,4 @@ PyObject *describe(uint32_t site)
               : nullptr;
 }
 
-} // namespace sites
-
-} // namespace esper
+} // namespace esper::sites

@@ -8,10 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace esper
-{
-
-namespace sites
+namespace esper::sites
 {
 
 // The place that the calling thread is at, the user's frames first. 0: it runs no Python code.
@@ -32,6 +29,4 @@ void set_foreign_folders(std::vector<std::string> folders);
 // first. A new reference, or null with a Python exception. Needs the GIL.
 PyObject *describe(uint32_t site);
 
-} // namespace sites
-
-} // namespace esper
+} // namespace esper::sites

@@ -1,5 +1,5 @@
-// Sharing for torch.multiprocessing. A handle is a string that names memory: a classic segment, or
-// the pages that a tensor lies on in a mapped one. It travels to another process that runs
+// CUDA IPC, for torch.multiprocessing. A handle is a string that names memory: a classic segment,
+// or the pages that a tensor lies on in a mapped one. It travels to another process that runs
 // esper_alloc, too, which opens it.
 //
 // PyTorch keeps the producer's memory live until every consumer has closed it. Until then the
@@ -15,9 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>

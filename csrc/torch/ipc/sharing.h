@@ -1,4 +1,4 @@
-// Memory that other processes can open (torch.multiprocessing).
+// CUDA IPC: memory that other processes can open (torch.multiprocessing).
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -1,8 +1,6 @@
 #include "checkpoints.h"
 
 #include <cstdlib>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "../base/gil.h"

@@ -4,7 +4,6 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <exception>
-#include <memory>
 #include <string>
 #include <utility>
 

@@ -1,5 +1,6 @@
-// Private pools: the memory of graphs and MemPools. Between begin and end, a pool serves the
-// allocations that its filter claims. Its segments may come from an allocator of its own.
+// Private pools: the memory of CUDA graphs and of torch.cuda.MemPool. Between begin and end, a
+// pool serves the allocations that its filter claims. Its segments may come from an allocator of
+// its own.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -1,7 +1,6 @@
 // torch.cuda.memory._record_memory_history(), annotations, trackers.
 #include "history.h"
 
-#include <Python.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>
@@ -12,10 +11,10 @@
 #include <mutex>
 #include <stack>
 #include <unordered_map>
-#include <utility>
 
 #include "../base/gil.h"
 #include "../start/the_core.h"
+#include "nccl_registration.h"
 
 namespace esper
 {
@@ -64,15 +63,12 @@ struct Trace {
   std::map<uintptr_t, Context> segments;
 };
 
-using Trackers = std::vector<AllocatorTraceTracker>;
-
 struct History {
   std::mutex mutex; // for changes, and for the annotations
   std::atomic<bool> recording{false};
   std::atomic<CreateContextFn> gather{nullptr};
   std::atomic<size_t> max_entries{1};
-  std::atomic<unsigned> skipped{0};                // a bit for each action
-  std::atomic<const Trackers *> trackers{nullptr}; // replaced as a whole, never changed
+  std::atomic<unsigned> skipped{0}; // a bit for each action
   std::atomic<size_t> device_count{0};
   std::unique_ptr<Trace[]> devices;
   std::deque<AnnotationEntry> annotations;
@@ -195,15 +191,6 @@ void keep_entry(Trace &trace, TraceEntry entry)
   }
 }
 
-void tell(const Trackers *trackers, const TraceEntry &entry)
-{
-  if (trackers != nullptr) {
-    for (const auto &tracker : *trackers) {
-      tracker(entry);
-    }
-  }
-}
-
 // For actions that the core does not report.
 void keep_and_tell(Trace &trace, bool recording, const Trackers *trackers, const TraceEntry &entry)
 {
@@ -223,7 +210,7 @@ void watch(void * /*context*/, const esper_trace_entry *from) noexcept
   }
   try {
     auto &h = history();
-    const Trackers *trackers = h.trackers.load(std::memory_order_acquire);
+    const Trackers *trackers = attached_trackers();
     std::unique_lock<std::mutex> lock(trace->mutex);
     Context context = context_of(*trace, *from);
     const bool recording = h.recording.load(std::memory_order_relaxed);
@@ -262,7 +249,7 @@ void watch_core(History &h)
 // stopped, until that memory goes.
 bool is_needed(History &h)
 {
-  if (h.recording.load() || h.trackers.load() != nullptr) {
+  if (h.recording.load() || attached_trackers() != nullptr) {
     return true;
   }
   for (size_t i = 0; i < h.device_count.load(); ++i) {
@@ -352,7 +339,7 @@ void trace_snapshot(int device, size_t active, c10::MempoolId_t pool)
 {
   Trace *trace = trace_of(device);
   auto &h = history();
-  const Trackers *trackers = h.trackers.load(std::memory_order_acquire);
+  const Trackers *trackers = attached_trackers();
   const bool recording = h.recording.load();
   if (trace == nullptr || (!recording && trackers == nullptr)) {
     return;
@@ -485,11 +472,7 @@ void add_tracker(AllocatorTraceTracker tracker)
 {
   auto &h = history();
   std::lock_guard<std::mutex> lock(h.mutex);
-  const Trackers *before = h.trackers.load();
-  auto *after = before ? new Trackers(*before) : new Trackers();
-  after->push_back(std::move(tracker));
-  // Threads may still read the old list, so it is never freed. There are few of them.
-  h.trackers.store(after, std::memory_order_release);
+  attach_tracker(std::move(tracker));
   watch_core(h);
 }
 
@@ -516,7 +499,7 @@ void annotate_memory(const void *ptr, const std::string &metadata)
                   block.address == ptr,
               "annotateMemory: no live allocation found at pointer ", ptr);
   const bool recording = history_is_recorded();
-  const Trackers *trackers = history().trackers.load(std::memory_order_acquire);
+  const Trackers *trackers = attached_trackers();
   Trace *trace = trace_of(block.device);
   if (trace == nullptr || (!recording && trackers == nullptr)) {
     return;

@@ -77,7 +77,7 @@ void pop_compile_context();
 void set_user_metadata(const std::string &metadata);
 std::string user_metadata();
 
-// Called with each entry from now on, recorded or not.
+// Called with each entry from now on, recorded or not: nccl_registration.h.
 void add_tracker(AllocatorTraceTracker tracker);
 
 // ---- reading -----------------------------------------------------------------

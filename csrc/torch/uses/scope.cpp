@@ -12,7 +12,6 @@
 #include "../base/core_api.h"
 #include "../base/current.h"
 #include "../base/gil.h"
-#include "../base/stream.h"
 #include "../start/the_core.h"
 #include "use.h"
 

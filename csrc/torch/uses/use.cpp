@@ -5,8 +5,6 @@
 #include <torch/csrc/Stream.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <string>
-
 namespace esper
 {
 namespace
