@@ -25,7 +25,7 @@ from .. import _core
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 20
 
-#: The name of an annotation that stands for a use (csrc/torch/snapshot.cpp).
+#: The name of an annotation that stands for a use (csrc/torch/reporting/snapshot.cpp).
 _USE = "esper_alloc.use"
 #: And of one that stands for a segment's tag, and how much of it sleeps.
 _TAG = "esper_alloc.tag"
