@@ -166,7 +166,7 @@ def seconds_of_work(pid: int) -> float:
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=lambda one: one.name)
 def test_a_file_that_takes_for_ever_ends_with_the_command(tmp_path, sent):
     path = tmp_path / "hash.pickle"
-    path.write_bytes(colliding(400_000))  # half an hour
+    path.write_bytes(colliding(400_000))  # minutes or more
     with subprocess.Popen(
         [sys.executable, "-m", "esper_alloc", "replay", str(path)],
         stderr=subprocess.PIPE, text=True, cwd=ROOT,
