@@ -35,7 +35,7 @@ ACTIONS = {
     "segment_map": GROW,
     "segment_free": SHRINK,
     "segment_unmap": SHRINK,
-    # These change nothing: a failed request took no memory.
+    # These, the last ones, change nothing: a failed request took no memory.
     "oom": NOTHING,
     "snapshot": NOTHING,
     "user_defined": NOTHING,
@@ -60,6 +60,7 @@ Found = tuple[Options, list[tuple[int, list[Segment], list[Block], Columns]]]
 
 _MAX_SIZE = 1 << 60
 _MAX_ADDRESS = 1 << 63  # so the sizes of disjoint ranges add up to an int64
+_MOST_DEVICES = 128  # PyTorch numbers devices in an int8
 _MAX_DIVIDED = 1 << 15  # the options name 1 MiB to 32 GiB
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
@@ -131,6 +132,8 @@ def _find(loaded: Any, limit: int) -> Found:
         if not isinstance(loaded.get(key), list):
             raise _not_snapshot(f"it has no list of {key!r}")
     segments, traces = loaded["segments"], loaded["device_traces"]
+    if len(traces) > _MOST_DEVICES:
+        raise _not_snapshot(f"it has {len(traces)} devices, and PyTorch {_MOST_DEVICES} at most")
     for device, entries in enumerate(traces):
         if not isinstance(entries, list):
             raise _not_snapshot(f"device_traces[{device}] is not a list")
@@ -293,10 +296,11 @@ def _why(error: Exception) -> str:
 def _confine(limit: int) -> None:
     """Limits the memory, and ties this process to the one that asked."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    if most != resource.RLIM_INFINITY:
-        limit = min(limit, most)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with open("/proc/self/statm") as file:  # a sanitizer, say, has reserved much address space
+        reserved = int(file.read().split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if most == resource.RLIM_INFINITY or limit + reserved < most:
+        resource.setrlimit(resource.RLIMIT_AS, (limit + reserved, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -305,21 +309,22 @@ def main() -> NoReturn:
     limit = int(sys.argv[1])
     _confine(limit)
     gc.disable()  # it would look again and again at what only grows
-    loaded: Any = None
+    too_large = marshal.dumps(
+        f"loading it would take more than {limit / 2**30:.1f} GiB, three quarters of this "
+        "machine's memory: unless it is damaged, record fewer entries (max_entries of "
+        "torch.cuda.memory._record_memory_history())"
+    )
+    loaded: Any = None  # kept: to free it would only take time
     try:
         loaded = _load(cast(io.BufferedReader, sys.stdin.buffer))
         answer = marshal.dumps(_find(loaded, limit))
     except Refusal as error:
         answer = marshal.dumps(str(error))
     except MemoryError:
-        answer = marshal.dumps(
-            f"loading it would take more than {limit / 2**30:.1f} GiB, three quarters of this "
-            "machine's memory: unless it is damaged, record fewer entries (max_entries of "
-            "torch.cuda.memory._record_memory_history())"
-        )
+        answer = too_large
     sys.stdout.buffer.write(answer)
     sys.stdout.buffer.flush()
-    os._exit(0)  # to free what was loaded would only take time
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def test_a_bomb_takes_no_more_than_the_limit(tmp_path, name):
     code = """
         import resource, sys
         from esper_alloc.replay import snapshot
-        snapshot.memory_limit = lambda: 150 << 20
+        snapshot.memory_limit = lambda: 120 << 20
         try:
             snapshot.load_snapshot(sys.argv[1])
         except snapshot.SnapshotError as error:

@@ -221,6 +221,8 @@ def test_what_is_no_snapshot(tmp_path):
         assert refusal(path).startswith("not a memory snapshot: ")
     write(path, {"segments": [], "device_traces": [{}]})
     assert "device_traces[0] is not a list" in refusal(path)
+    write(path, {"segments": [], "device_traces": [[{}]] * 129})
+    assert "it has 129 devices" in refusal(path)
 
 
 @pytest.mark.parametrize("traces", [[], [[]], [[], []]])
