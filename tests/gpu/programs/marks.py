@@ -1,12 +1,12 @@
-"""The important lifetime rules, with delayed readers that check what they read.
+"""Every way to mark a use from Python, with delayed readers that check what they read.
 
-Usage: rules.py SCENARIO [TRIES]
+Usage: marks.py SCENARIO [TRIES]
 
 Every scenario lets a reader on another stream run late, drops what it reads,
 puts the allocator under pressure, and counts the tries in which the reader got
 something else than was written (wrong). Where nothing but the dropped memory is to
-be had, the host has to wait for the reader. Scenarios that end in _unmarked leave
-the protection out: they show that the scenario does corrupt.
+be had, the host has to wait for the reader. view_unmarked leaves the mark out: it
+shows that the scenario does corrupt. The rules themselves are in tests/episodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import functools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -142,24 +141,34 @@ def event() -> Try:
     return attempt
 
 
-@scenario
-def view() -> Try:
-    """A mark on a view protects the whole storage."""
+def _view(marked: bool) -> Try:
     (side,) = other_streams(1)
     out = blank()
 
     def attempt(value: int) -> dict[str, Any]:
         x = written(value)
-        read_late(side, x, out)
+        read_late(side, x, out, DELAY_MS if marked else UNMARKED_MS)
         part = x[WHOLE // 2 :].view(2, -1)[1]
         address = x.data_ptr()
         del x
-        esper_alloc.record_use(part, side)
+        if marked:
+            esper_alloc.record_use(part, side)
         del part
         reused = press(address, -value, short=True)
         return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
 
     return attempt
+
+
+@scenario
+def view() -> Try:
+    """A mark on a view protects the whole storage."""
+    return _view(marked=True)
+
+
+@scenario
+def view_unmarked() -> Try:
+    return _view(marked=False)
 
 
 @scenario
@@ -192,259 +201,7 @@ def nested_scopes() -> Try:
     return attempt
 
 
-@scenario
-def empty_cache() -> Try:
-    """Giving memory back to the driver waits for readers."""
-    (side,) = other_streams(1)
-    out = blank()
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        read_late(side, x, out)
-        esper_alloc.record_use(x, side)
-        del x
-        torch.cuda.empty_cache()
-        press(0, -value, count=2)
-        return {"wrong": wrong_elements(out, value) > 0, "reused": True}
-
-    return attempt
-
-
-# --- parts, several streams ------------------------------------------------
-
-
-def _split(marked: bool) -> Try:
-    side, third = other_streams(2)
-    out = blank()
-
-    def attempt(value: int) -> dict[str, Any]:
-        torch.cuda.empty_cache()  # nothing else is there to be taken
-        x = written(value)
-        read_late(side, x, out, DELAY_MS if marked else UNMARKED_MS)
-        if marked:
-            esper_alloc.record_use(x, side)
-        address = x.data_ptr()
-        del x
-        pieces = []
-        with no_new_memory():
-            for index in range(6):  # most of what x had, in pieces, on two streams
-                with torch.cuda.stream(third if index % 4 == 3 else torch.cuda.current_stream()):
-                    piece = torch.empty(WHOLE // 8, dtype=torch.int32, device="cuda")
-                    piece.fill_(-value)
-                pieces.append(piece)
-        reused = any(overlaps(piece, address, BYTES) for piece in pieces)
-        wrong = wrong_elements(out, value) + sum(wrong_elements(one, -value) for one in pieces)
-        return {"wrong": wrong > 0, "reused": reused}
-
-    return attempt
-
-
-@scenario
-def split() -> Try:
-    """Taking a part of a marked block clears nothing on the rest."""
-    return _split(marked=True)
-
-
-@scenario
-def split_unmarked() -> Try:
-    return _split(marked=False)
-
-
-@scenario
-def several_readers() -> Try:
-    """The block waits for every stream that was marked."""
-    sides = other_streams(3)
-    outs = [blank() for _ in sides]
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        for index, (side, out) in enumerate(zip(sides, outs, strict=True)):
-            sleep(side, index * DELAY_MS)
-            read_late(side, x, out)
-            esper_alloc.record_use([x], side)
-        address = x.data_ptr()
-        del x
-        reused = press(address, -value, short=True)
-        wrong = sum(wrong_elements(out, value) > 0 for out in outs)
-        return {"wrong": wrong > 0, "reused": reused}
-
-    return attempt
-
-
-@scenario
-def third_stream() -> Try:
-    """What one stream may have, another may not yet; memory is short, so the block must serve."""
-    side, third = other_streams(2)
-    elements = 8 * WHOLE  # 256 MiB
-    out = blank(elements)
-    total = torch.cuda.mem_get_info()[1]
-
-    def attempt(value: int) -> dict[str, Any]:
-        torch.cuda.empty_cache()
-        x = written(value, elements)
-        limit = torch.cuda.memory_reserved() + 64 * MIB
-        torch.cuda.set_per_process_memory_fraction(limit / total)
-        try:
-            read_late(side, x, out)
-            esper_alloc.record_use(x, side)
-            address = x.data_ptr()
-            del x
-            half = torch.empty(elements // 2, dtype=torch.int32, device="cuda")
-            half.fill_(-value)  # the owner's, after a wait of the host
-            reused = overlaps(half, address, 4 * elements)
-            del half
-            with torch.cuda.stream(third):
-                other = torch.empty(elements, dtype=torch.int32, device="cuda")
-                other.fill_(-value)
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-        wrong = wrong_elements(out, value) + wrong_elements(other, -value)
-        return {"wrong": wrong > 0, "reused": reused}
-
-    return attempt
-
-
-@scenario
-def short_of_memory() -> Try:
-    """When memory cannot grow, the host waits, too: rather than fail."""
-    (side,) = other_streams(1)
-    elements = 8 * WHOLE
-    out = blank(elements)
-    total = torch.cuda.mem_get_info()[1]
-
-    def attempt(value: int) -> dict[str, Any]:
-        torch.cuda.empty_cache()
-        x = written(value, elements)
-        limit = torch.cuda.memory_reserved() + 64 * MIB
-        torch.cuda.set_per_process_memory_fraction(limit / total)
-        try:
-            read_late(side, x, out)
-            x.record_stream(side)
-            del x
-            other = torch.empty(elements, dtype=torch.int32, device="cuda")
-            other.fill_(-value)
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-        wrong = wrong_elements(out, value) + wrong_elements(other, -value)
-        return {"wrong": wrong > 0, "reused": True}
-
-    return attempt
-
-
-# --- readers that wait for later work --------------------------------------
-
-
-@scenario
-def waits_for_the_owner() -> Try:
-    """The reader waits for a flag that the owner writes later."""
-    side, rescue = other_streams(2)
-    out = blank()
-    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        side.wait_stream(torch.cuda.current_stream())
-        driver.wait_for_value(side, flag, value)
-        with torch.cuda.stream(side):
-            out.copy_(x)
-        esper_alloc.record_use(x, side)
-        address = x.data_ptr()
-        del x
-        reused = press(address, -value)
-        flag.fill_(value)  # behind what the pressure wrote
-        done = torch.cuda.Event()
-        done.record(side)
-        limit = time.monotonic() + 10
-        while not done.query() and time.monotonic() < limit:
-            time.sleep(0.0005)
-        hung = not done.query()
-        if hung:
-            with torch.cuda.stream(rescue):
-                flag.fill_(value)
-        return {"wrong": wrong_elements(out, value) > 0, "reused": reused, "hung": hung}
-
-    return attempt
-
-
-@scenario
-def waits_for_the_owner_short_of_memory() -> Try:
-    """The reader waits for what this thread enqueues later, and memory is short:
-    waiting for it would hang, so there is no memory, for now."""
-    (side,) = other_streams(1)
-    elements = 8 * WHOLE
-    out = blank(elements)
-    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    total = torch.cuda.mem_get_info()[1]
-
-    def attempt(value: int) -> dict[str, Any]:
-        torch.cuda.empty_cache()
-        x = written(value, elements)
-        limit = torch.cuda.memory_reserved() + 64 * MIB
-        torch.cuda.set_per_process_memory_fraction(limit / total)
-        refused = False
-        try:
-            side.wait_stream(torch.cuda.current_stream())
-            driver.wait_for_value(side, flag, value)
-            with torch.cuda.stream(side):
-                out.copy_(x)
-            esper_alloc.record_use(x, side)
-            del x
-            try:
-                torch.empty(elements, dtype=torch.int32, device="cuda").fill_(-value)
-            except torch.cuda.OutOfMemoryError:
-                refused = True
-            flag.fill_(value)
-            side.synchronize()
-            other = torch.empty(elements, dtype=torch.int32, device="cuda")
-            other.fill_(-value)
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-        wrong = wrong_elements(out, value) + wrong_elements(other, -value)
-        return {"wrong": wrong > 0 or not refused, "reused": False}
-
-    return attempt
-
-
-# --- streams that go away, threads -----------------------------------------
-
-
-def _mortal(
-    mark: Callable[[torch.Tensor, torch.cuda.Stream], object], delay_ms: float = DELAY_MS
-) -> Try:
-    out = blank()
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        stream = driver.OwnStream()
-        read_late(stream.torch, x, out, delay_ms)
-        mark(x, stream.torch)
-        stream.destroy()  # its work goes on, its handle may come back
-        successor = driver.OwnStream()
-        address = x.data_ptr()
-        del x
-        reused = press(address, -value, short=True)
-        wrong = wrong_elements(out, value) > 0
-        successor.destroy()
-        torch.cuda.synchronize()
-        return {"wrong": wrong, "reused": reused}
-
-    return attempt
-
-
-@scenario
-def destroyed_stream() -> Try:
-    """The stream of a use is destroyed before the free."""
-    return _mortal(lambda x, stream: esper_alloc.record_use(x, stream))
-
-
-@scenario
-def destroyed_stream_record_stream() -> Try:
-    return _mortal(lambda x, stream: x.record_stream(stream))
-
-
-@scenario
-def destroyed_stream_unmarked() -> Try:
-    return _mortal(lambda x, stream: None, UNMARKED_MS)
+# --- threads ---------------------------------------------------------------
 
 
 @scenario
@@ -554,37 +311,6 @@ def global_capture_in_other_thread() -> Try:
 
 
 @scenario
-def mark_on_capturing_stream() -> Try:
-    """A mark inside a capture that nobody announced: the block is held, the capture lives."""
-    (owner,) = other_streams(1)
-    with torch.cuda.stream(owner):
-        out = blank()
-    torch.cuda.synchronize()
-
-    def attempt(value: int) -> dict[str, Any]:
-        stream = driver.OwnStream()
-        with torch.cuda.stream(owner):
-            x = written(value)
-            torch.cuda.synchronize()
-            stream.begin_capture(driver.RELAXED)
-            with torch.cuda.stream(stream.torch):
-                out.copy_(x)
-            esper_alloc.record_use(x, stream.torch)
-            address = x.data_ptr()
-            del x
-            reused = press(address, -value)
-            graph = stream.end_capture()
-        # Nothing ran since x was dropped, so its memory still has the value,
-        # unless it was handed out.
-        driver.launch(graph, owner)
-        wrong = wrong_elements(out, value) > 0
-        stream.destroy()
-        return {"wrong": wrong, "reused": reused}
-
-    return attempt
-
-
-@scenario
 def cupy_captures() -> Try:
     """CuPy captures behind our back; memory comes and goes on the capturing stream."""
     import cupy
@@ -638,7 +364,6 @@ def main(name: str, tries: int = 20) -> None:
         tries=len(outcomes),
         wrong=sum(one["wrong"] for one in outcomes),
         reused=sum(one["reused"] for one in outcomes),
-        hung=sum(one.get("hung", False) for one in outcomes),
         leaked=leaked,
     )
 
