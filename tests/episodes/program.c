@@ -178,8 +178,12 @@ void *give(block *b)
 void mark(const block *b, int reader, unsigned flags)
 {
   const void *at = b->at;
-  if (at && !p.unmarked)
-    must(esper_record_use(p.core, &at, 1, p.streams[reader], flags, NULL), "record_use");
+  size_t marks = 0;
+  if (!at || p.unmarked)
+    return;
+  must(esper_record_use(p.core, &at, 1, p.streams[reader], flags, &marks), "record_use");
+  if (marks != 1)
+    found("a live block was not marked");
 }
 
 void note(const block *b, int reader)
@@ -195,7 +199,10 @@ void mark_event(const block *b, int reader, int other)
   if (!at || p.unmarked)
     return;
   void *event = machine_event(handle(reader));
-  must(esper_record_use_event(p.core, &at, 1, event, 0, NULL), "record_use_event");
+  size_t marks = 0;
+  must(esper_record_use_event(p.core, &at, 1, event, 0, &marks), "record_use_event");
+  if (marks != 1)
+    found("a live block was not marked");
   machine_event_again(event, handle(other)); /* it is the program's own */
   machine_event_done(event);
 }

@@ -326,12 +326,4 @@ TEST(rule_4i_stale_pages_are_unmapped_when_nobody_uses_them)
   END();
 }
 
-TEST(rule_4j_pages_are_lent_when_nobody_uses_them)
-{
-  block b[4];
-  scatter(b, S, 256 * MIB);
-  take_written(40 * MIB, R);
-  CHECK_EQ(reserved_now(), 120 * MIB);
-  END(&b[1], &b[3]);
-}
 #endif

@@ -21,6 +21,25 @@ TEST(rule_7a_on_a_capturing_stream_no_event_is_recorded)
   END(&x, &y);
 }
 
+/* R captures a graph that reads x, which is O's. The graph runs on T, which O does not wait for. */
+TEST(rule_7a_memory_that_a_graph_reads_from_outside_is_held)
+{
+  for (marked how = 0; how < BY_EVENT; how++) {
+    begin(64 * MIB);
+    block x = take_written(X, O);
+    machine_wait(handle(R), handle(O));
+    machine_wait(handle(T), handle(O));
+    capture_begin(R);
+    machine_delay(handle(R), LATE);
+    check_on(&x, R, 0);
+    mark_by(how, &x, R);
+    machine_launch(capture_end(R), handle(T));
+    give(&x);
+    x = take_written(X, O);
+    END(&x);
+  }
+}
+
 /* The graph writes its memory whenever it runs. */
 TEST(rule_7b_queue_order_counts_within_one_capture_only)
 {
@@ -98,8 +117,14 @@ TEST(rule_7d_memory_from_outside_the_capture_waits_for_the_next_quiesce)
   CHECK(x.at != at);
   capture_launch(S);
   pool_close();
-  pool_release(2);
-  END(&x, &y);
+  pool_open();
+  capture_begin(R);
+  block z = take_written(X, R);
+  CHECK(z.at == at); /* now it has been waited for */
+  capture_launch(S);
+  pool_close();
+  pool_release(3);
+  END(&x, &y, &z);
 }
 
 TEST(rule_7e_memory_of_a_graph_is_not_given_back)

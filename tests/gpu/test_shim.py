@@ -588,19 +588,6 @@ def test_record_stream_holds_until_the_stream_is_done():
     )
 
 
-def test_record_stream_on_the_own_stream_costs_nothing():
-    on_gpu(
-        """
-        x = bytes_of(32)
-        address = x.data_ptr()
-        torch.cuda._sleep(cycles(0.1))
-        x.record_stream(torch.cuda.current_stream())
-        del x
-        assert bytes_of(32).data_ptr() == address
-        """
-    )
-
-
 PRECISION = """
 @torch.no_grad()
 def program(mark):
@@ -631,27 +618,6 @@ def test_record_use_is_exact():
 def test_record_stream_is_not():
     # The control: the same with record_stream takes other memory.
     on_gpu(PRECISION + "assert not program(lambda x, s: x.record_stream(s))")
-
-
-def test_memory_is_reused_only_when_its_mark_was_passed():
-    on_gpu(
-        """
-        side = torch.cuda.Stream()
-        for attempt in range(20):
-            x = torch.full((1 << 24,), attempt, dtype=torch.int32, device="cuda")
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                torch.cuda._sleep(cycles(0.01))
-                total = (x == attempt).all()
-            with torch.no_grad():
-                esper_alloc.record_use(x, side)
-            del x
-            y = torch.full((1 << 24,), -1, dtype=torch.int32, device="cuda")
-            side.synchronize()
-            assert total.item(), attempt
-            del y
-        """
-    )
 
 
 def test_record_use_with_an_event():
@@ -716,34 +682,6 @@ def test_record_use_finds_memory_in_containers_views_and_layouts():
         strided = lambda: torch.nested.nested_tensor([torch.ones(MiB), torch.ones(MiB)], device="cuda")
         assert pending(strided) >= 8 * MiB
         assert pending(lambda: torch.ones(4)) == 0
-        """
-    )
-
-
-def test_a_thousand_marks_leave_one_use_a_stream():
-    on_gpu(
-        """
-        sides = [torch.cuda.Stream() for _ in range(3)]
-        x = bytes_of(64)
-        torch.cuda.synchronize()
-        before = esper_alloc.memory_stats()
-        def since(key):
-            return esper_alloc.memory_stats()[key] - before[key]
-        with contextlib.ExitStack() as held, torch.no_grad():
-            for side in sides:
-                held.enter_context(held_up(side))
-            for turn in range(1000):
-                for side in sides:
-                    esper_alloc.record_use(x, side)
-                if turn in (0, 1, 999):
-                    assert since("uses_pending") == 3, (turn, since("uses_pending"))
-            assert since("bytes_pending") == 0      # it is live
-            assert since("events_alive") <= 64      # events of replaced uses serve again
-            del x
-            assert since("uses_pending") == 3
-            assert since("bytes_pending") == 64 * MiB
-        torch.cuda.synchronize()
-        assert since("uses_pending") == since("bytes_pending") == 0
         """
     )
 
