@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "draw.h"
 #include "program.h"
 
 enum {
@@ -58,17 +59,9 @@ _Noreturn void found(const char *format, ...)
 
 /* ---- drawing ------------------------------------------------------------- */
 
-static uint64_t draw64(thread *t)
-{
-  uint64_t x = t->random += 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
-
 static int draw(thread *t, int below)
 {
-  return (int)(draw64(t) % (uint64_t)below);
+  return (int)draw_below(&t->random, (uint64_t)below);
 }
 
 static bool chance(thread *t, int in)
@@ -80,7 +73,7 @@ static bool chance(thread *t, int in)
 static size_t draw_size(thread *t)
 {
   size_t power = (size_t)512 << draw(t, 14);
-  return (power + draw64(t) % power) / 4 * 4;
+  return (power + draw64(&t->random) % power) / 4 * 4;
 }
 
 /* ---- random programs ------------------------------------------------------ */
@@ -198,7 +191,7 @@ static void do_read_list(thread *t)
     block *b = draw_block(t);
     if (b && b->owner >= 0) {
       read_on(b, reader, i ? 0 : draw_delay(t));
-      list[count++] = b->at + draw64(t) % b->size;
+      list[count++] = b->at + draw64(&t->random) % b->size;
     }
   }
   size_t marked = count;
@@ -226,7 +219,7 @@ static void do_read_own(thread *t)
   if (!b || b->owner < 0)
     return;
   machine_wait(handle(b->owner), handle(b->writer));
-  check_on(b, b->owner, draw64(t) % b->size / 4 * 4);
+  check_on(b, b->owner, draw64(&t->random) % b->size / 4 * 4);
 }
 
 /* The stream goes; another one, with its handle perhaps, comes. */
@@ -288,7 +281,7 @@ static void do_rest(thread *t)
   case 0: do_recycle_stream(t); break;
   case 1: do_capture(t); break;
   case 2: esper_retire(p.core, 0); break;
-  case 3: machine_pause(draw64(t)); break;
+  case 3: machine_pause(draw64(&t->random)); break;
   default:
     if (chance(t, 4))
       must(esper_empty_cache(p.core, 0, NULL), "empty_cache");
@@ -341,7 +334,7 @@ static void run_random(thread *maker)
     p.streams[p.stream_count++] = (esper_stream){machine_stream_create(), 0, 0};
   }
   for (int i = 0; i < threads_running; i++)
-    threads[i] = (thread){.random = draw64(maker)};
+    threads[i] = (thread){.random = draw64(&maker->random)};
   if (threads_running > 1 && pthread_create(&other, NULL, run_thread, &threads[1])) {
     fputs("no thread can be made\n", stderr);
     _exit(2);

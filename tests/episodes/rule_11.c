@@ -14,7 +14,7 @@ TEST(rule_11a_pages_go_to_sleep_when_all_work_has_completed)
   begin_mapped(256 * MIB);
   block x = take_written(X, R);
   machine_wait(handle(S), handle(R));
-  machine_delay(handle(S), LATE);
+  machine_delay(handle(S), 40 * LATE); /* longer than it takes to sleep and wake */
   x.writer = S;
   write_block(&x);
   sleep_and_wake();

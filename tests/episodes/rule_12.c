@@ -19,14 +19,18 @@ TEST(rule_12a_memory_with_a_fence_serves_once)
   END(&x);
 }
 
-/* S reads x late, and has marked that. */
+/* S has yet to read x, and has marked that. */
 TEST(rule_12b_a_fence_is_unmapped_when_its_block_owes_nothing)
 {
   begin_fenced();
   block x = take_written(X, R);
-  read_and_mark(&x, S, LATE);
+  machine_wait(handle(S), handle(R));
+  machine_stall(handle(S));
+  check_on(&x, S, 0);
+  mark(&x, S, 0);
   give(&x);
   x = take_written(Y, R);
+  machine_let_go(handle(R));
   END(&x);
 }
 

@@ -30,13 +30,6 @@ def test_memory_that_is_waited_for_is_never_overwritten_early(name: str) -> None
     assert found["leaked"] == 0
 
 
-def test_what_record_stream_holds_is_never_overwritten_early() -> None:
-    found = run_program("marks", "record_stream", str(TRIES))
-    assert found["tries"] == TRIES
-    assert found["wrong"] == 0
-    assert found["leaked"] == 0
-
-
 def test_a_capture_that_nobody_announced() -> None:
     if importlib.util.find_spec("cupy") is None:
         pytest.skip("CuPy is not installed")

@@ -84,12 +84,12 @@ def no_new_memory() -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def press(address: int, value: int, count: int = 4, short: bool = False) -> bool:
+def press(address: int, value: int) -> bool:
     """Asks for memory until it overlaps the bytes at `address`, overwriting all
     it gets with `value`: whether it did."""
     kept = []
-    with no_new_memory() if short else contextlib.nullcontext():
-        for _ in range(count):
+    with no_new_memory():
+        for _ in range(4):
             other = torch.empty(WHOLE, dtype=torch.int32, device="cuda")
             other.fill_(value)
             kept.append(other)
@@ -99,23 +99,6 @@ def press(address: int, value: int, count: int = 4, short: bool = False) -> bool
 
 
 # --- one reader ------------------------------------------------------------
-
-
-@scenario
-def record_stream() -> Try:
-    (side,) = other_streams(1)
-    out = blank()
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        read_late(side, x, out)
-        x.record_stream(side)
-        address = x.data_ptr()
-        del x
-        reused = press(address, -value)
-        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
-
-    return attempt
 
 
 @scenario
@@ -135,7 +118,7 @@ def event() -> Try:
         after_read.record(torch.cuda.current_stream())
         address = x.data_ptr()
         del x, after_read
-        reused = press(address, -value, short=True)
+        reused = press(address, -value)
         return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
 
     return attempt
@@ -154,7 +137,7 @@ def _view(marked: bool) -> Try:
         if marked:
             esper_alloc.record_use(part, side)
         del part
-        reused = press(address, -value, short=True)
+        reused = press(address, -value)
         return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
 
     return attempt
@@ -194,7 +177,7 @@ def nested_scopes() -> Try:
         except Left:
             pass
         del x
-        reused = press(address, -value, short=True)
+        reused = press(address, -value)
         wrong = sum(wrong_elements(out, value) > 0 for out in outs)
         return {"wrong": wrong > 0, "reused": reused}
 
@@ -235,7 +218,7 @@ def other_thread() -> Try:
         x.clear()
         dropped.set()
         reader.join()
-        reused = press(address, -value, short=True)
+        reused = press(address, -value)
         return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
 
     return attempt
@@ -284,7 +267,7 @@ def _beside_capture(mode: int) -> Try:
                 esper_alloc.record_use(x, side)
                 address = x.data_ptr()
                 del x
-                reused = press(address, -value, short=True)
+                reused = press(address, -value)
             finally:
                 closed.set()
                 thread.join()
