@@ -1,6 +1,6 @@
 /* episode.h: what episodes share. An episode is the shortest program that goes wrong without one of
- * the lifetime rules (docs/rules.md); its name begins with the rule's number. walk_rules.c turns off
- * each rule, and an episode of its number must fail.
+ * the lifetime rules (docs/rules.md); its name begins with the rule's number. walk_rules.c turns
+ * off each rule, and an episode of its number must fail.
  *
  * Episodes run on both machines: on a GPU they find wrong patterns, and on the simulated device its
  * oracle judges. Those below `#ifdef MACHINE_SIM` need a driver that refuses, a second device or a

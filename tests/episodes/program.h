@@ -75,7 +75,7 @@ void mark_until_free(const block *b, int reader);
 
 /* The driver's queries of events fail from now on. */
 void refuse_queries(bool refuse);
-/* The host may ask so often whether what never completes has completed; -1: it may well complete. */
+/* So often the host may ask for work that never completes; -1: there is no limit. */
 void limit_waits(int count);
 /* Called before the core makes a stream of its own wait; NULL: nothing is. */
 void before_wait(void (*hook)(void));

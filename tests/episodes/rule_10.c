@@ -11,7 +11,8 @@ static double seconds(void)
 }
 
 /* The host is held back by S, which waits for what the host has yet to enqueue: it gives up. Then R
- * is given memory once more; a stream is left alone for 0.4 s at least. Whether that came in time. */
+ * is given memory once more. Returns whether that came within 0.4 s, for which a stream is left
+ * alone at least. */
 static bool hold_back_in_vain(bool by_record_stream)
 {
   begin_held_back();

@@ -1,11 +1,11 @@
 /* Rule 2: no stream waits. Memory goes out on a stream only if everything that it owes has
  * completed, or lies on that stream, or, inside a capture, precedes the stream's next node by the
- * program's own edges. So streams that come after all the work that the program gave that stream may
- * use the memory at once. program.c finds a core that makes a stream of the program's wait in every
- * other episode, too. */
+ * program's own edges. So streams that come after all the work that the program gave that stream
+ * may use the memory at once. program.c finds a core that makes a stream of the program's wait in
+ * every other episode, too. */
 #include "episode.h"
 
-/* S still reads what R gets again, and T, which was ordered after R before, writes there at once. */
+/* S still reads memory that R gets again, and T, which comes after R, writes there at once. */
 TEST(rule_2_a_use_completes_before_its_memory_goes_out)
 {
   for (marked how = 0; how < MARKS; how++) {
@@ -20,7 +20,7 @@ TEST(rule_2_a_use_completes_before_its_memory_goes_out)
   }
 }
 
-/* S waits for what R does after its next malloc. No stream waits for S, and the host not for ever. */
+/* S waits for work that R gets after its next malloc. No stream waits for S; the host gives up. */
 TEST(rule_2_work_that_waits_for_later_work_holds_nothing_up)
 {
   for (marked how = 0; how < MARKS; how++) {

@@ -122,8 +122,8 @@ TEST(rule_4e_another_stream_gets_memory_that_has_completed)
   END(&x);
 }
 
-/* R is captured, so nobody can wait for what it did. Freeing memory may wait for the device, so S is
- * looked at before. */
+/* R is captured, so nobody can wait for what it did. Freeing memory may wait for the device, so S
+ * is looked at before. */
 static void give_back_early(void)
 {
   block x = take_written(X, R), y = take_written(Y, R);

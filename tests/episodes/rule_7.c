@@ -144,7 +144,7 @@ TEST(rule_7e_memory_of_a_graph_is_not_given_back)
   END();
 }
 
-/* The graph is replayed on R, in no order with T, which allocates from the pool outside captures. */
+/* The graph is replayed on R. T allocates from the pool outside captures, in no order with R. */
 TEST(rule_7e_memory_of_a_graph_is_lent_to_no_other_stream)
 {
   begin(64 * MIB);
@@ -280,7 +280,7 @@ TEST(rule_7j_a_graph_may_read_on_any_stream)
 #ifdef MACHINE_SIM
 /* ---- captures that begin meanwhile, bodies of conditional nodes -------------- */
 
-/* As CUDA has it: an event may be recorded inside a capture, and a stream that waits for it joins. */
+/* As in CUDA, an event may be recorded inside a capture, and a stream that waits for it joins. */
 static bool captured_meanwhile;
 
 static esper_status capture_and_record(void *self, int device, void *event, void *stream)

@@ -28,8 +28,8 @@ TEST(rule_9b_a_destroyed_streams_handle_is_another_streams)
   reader_is_gone(true);
 }
 
-/* The stream that wrote the memory last is gone, and still at work; the one that has its handle asks
- * for as much. */
+/* The stream that wrote the memory last is gone, and still at work; the one that has its handle
+ * asks for as much. */
 TEST(rule_9c_the_next_stream_of_a_handle_gets_nothing_of_the_last)
 {
   begin(64 * MIB);
