@@ -43,21 +43,28 @@ TEST(rule_5c_completed_uses_leave)
   END(&x);
 }
 
-/* S reads again after the mark, as backward does. A later exact mark shortens nothing. */
+/* S reads again after the marks, as backward does: two marks of any kind, of which one lasts until
+ * the free, are one use that does. */
+static void mark_twice(marked first, marked second)
+{
+  begin(X);
+  block x = take_written(X, R);
+  read_on(&x, S, 0);
+  mark_by(first, &x, S);
+  mark_by(second, &x, S);
+  CHECK_EQ(counters_now().uses_pending, 1);
+  read_on(&x, S, LATE);
+  give(&x);
+  x = take_written(X, R);
+  END(&x);
+}
+
 TEST(rule_5d_a_mark_until_the_free_lasts_until_the_free)
 {
-  for (int marked_again = 0; marked_again < 2; marked_again++) {
-    begin(X);
-    block x = take_written(X, R);
-    read_on(&x, S, 0);
-    mark(&x, S, ESPER_USE_UNTIL_FREE);
-    if (marked_again)
-      read_and_mark(&x, S, 0);
-    read_on(&x, S, LATE);
-    give(&x);
-    x = take_written(X, R);
-    END(&x);
-  }
+  for (marked first = 0; first < BY_EVENT; first++)
+    for (marked second = 0; second < BY_EVENT; second++)
+      if (first != BY_MARK || second != BY_MARK)
+        mark_twice(first, second);
 }
 
 #ifdef MACHINE_SIM

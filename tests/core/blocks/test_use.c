@@ -135,28 +135,6 @@ TEST(record_stream_ends_with_the_free)
   end();
 }
 
-TEST(both_kinds_on_one_stream_are_one_use_that_ends_with_the_free)
-{
-  for (int order = 0; order < 2; order++) {
-    begin();
-    void *p = block(r);
-    if (order)
-      world_record_stream(&w, p, s);
-    world_read_on(&w, s, p, r);
-    world_use(&w, p, s, 0);
-    if (!order)
-      world_record_stream(&w, p, s);
-    CHECK_EQ(uses(), 1);
-    sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ); /* record_stream's */
-    world_free(&w, p);
-    world_run(&w, r);
-    sim_run_stream(w.s, 0, s.handle, 3);
-    esper_retire(w.core, 0);
-    CHECK(world_malloc(&w, 12 * MIB, r) != p);
-    end();
-  }
-}
-
 TEST(another_device_can_read)
 {
   begin();
