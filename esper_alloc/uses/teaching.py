@@ -23,8 +23,8 @@ from . import inductor, tracing
 def _teach_fx(fx_node: Any) -> None:
     import torch
 
-    for operator in tracing.OPERATORS:
-        packet = getattr(torch.ops.esper_alloc, operator)
+    operators: Any = torch.ops.esper_alloc
+    for packet in (operators.record_use, operators.order, operators.in_memory):
         for overload in packet.overloads():
             fx_node.has_side_effect(getattr(packet, overload))
 
@@ -36,8 +36,6 @@ class Calls(NamedTuple):
     touch: Callable[..., Any]
     enter: Callable[..., Any]
     hand_over: Callable[..., Any]
-    check_stream: Callable[..., Any]
-    check_scope: Callable[..., Any]
 
 
 _TRACED = Calls(*(getattr(tracing, name) for name in Calls._fields))
@@ -79,7 +77,7 @@ def tensor_methods_changed() -> None:
 
 
 def _teach_dynamo_streams(streams: Any) -> None:
-    """A graph is for one stream (_fix_stream() in tracing.py), so what says which one is a
+    """A graph is for one stream (_fixed() in tracing.py), so what says which one is a
     constant in it. Dynamo would make a node of it, which a graph inside of that graph, as a
     checkpoint has it, cannot use."""
     variables = importlib.import_module("torch._dynamo.variables")
@@ -152,13 +150,9 @@ def _teach_nested(nested_tensor: Any) -> None:
 _libraries: list[Any] = []
 
 
-def _teach_inductor_order(decomposition: Any) -> None:
-    inductor.register_decompositions(decomposition)
+def _teach_inductor_rewrites(joint_graph: Any) -> None:
+    inductor.register_rewrites(joint_graph)
     inductor.tag_compiled_code(importlib.import_module("torch.compiler.config"))
-
-
-def _teach_inductor(lowering: Any) -> None:
-    inductor.register_lowerings(lowering)
 
 
 _said = False
@@ -193,8 +187,10 @@ def install(calls: Calls) -> None:
         ("Dynamo", "torch._dynamo.variables.tensor", _teach_dynamo_method),
         ("Dynamo", "torch._dynamo.variables.torch_function", _teach_dynamo_subclasses),
         ("Dynamo", "torch._dynamo.variables.streams", _teach_dynamo_streams),
-        ("Inductor", "torch._inductor.decomposition", _teach_inductor_order),
-        ("Inductor", "torch._inductor.lowering", _teach_inductor),
+        ("Inductor", "torch._inductor.fx_passes.joint_graph", _teach_inductor_rewrites),
+        ("Inductor", "torch._inductor.fx_passes.post_grad", inductor.register_last_rewrites),
+        ("Inductor", "torch._inductor.fx_passes.reinplace", inductor.keep_out_of_marked),
+        ("Inductor", "torch._inductor.lowering", inductor.register_lowerings),
         ("DTensor", "torch.distributed.tensor._api", _teach_dtensor),
         ("nested tensors", "torch.nested._internal.nested_tensor", _teach_nested),
     ):
@@ -241,9 +237,7 @@ def _break_at(original: Callable[..., Any]) -> Callable[..., Any]:
 def install_breaks(calls: Calls) -> None:
     """In place of install(), where the operators are missing."""
     global _method
-    instead = Calls(*map(_break_at, calls))._replace(
-        check_stream=tracing.check_stream, check_scope=tracing.check_scope
-    )
+    instead = Calls(*map(_break_at, calls))
     _method = instead.record_use
     for module, teach in (
         ("torch._dynamo.decorators", functools.partial(_teach_dynamo, calls, instead)),
