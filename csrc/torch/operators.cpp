@@ -151,3 +151,11 @@ TORCH_LIBRARY_IMPL(esper_alloc, FuncTorchBatched, m)
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&esper::unbatched>());
   }
 }
+
+// Autograd has a key of its own for nested tensors, and nothing to do there.
+TORCH_LIBRARY_IMPL(esper_alloc, AutogradNestedTensor, m)
+{
+  for (const char *name : {"record_use", "order"}) {
+    m.impl(name, torch::CppFunction::makeFallthrough());
+  }
+}

@@ -143,6 +143,8 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors that a sparse one has its memory in; else itself."""
     import torch
 
+    if tensor.layout == torch.strided:
+        return (tensor,)
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

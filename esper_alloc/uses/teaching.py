@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..installation.import_watch import when_imported
-from . import inductor, tracing
+from . import containers, inductor, tracing
 
 
 def _teach_fx(fx_node: Any) -> None:
@@ -38,7 +38,7 @@ class Calls(NamedTuple):
     hand_over: Callable[..., Any]
 
 
-_TRACED = Calls(*(getattr(tracing, name) for name in Calls._fields))
+_TRACED = Calls(tracing.record_use, tracing.touch, tracing.enter, tracing.hand_over)
 
 
 def _teach_dynamo(calls: Calls, instead: Calls, decorators: Any) -> None:
@@ -108,46 +108,20 @@ def _teach_dynamo_subclasses(torch_function: Any) -> None:
     variable.call_method = call_method
 
 
-def _teach_wrapper(wrapper: Any) -> None:
+def _teach_wrapper(module: Any) -> None:
     """A mark of such a tensor is one of the tensors inside. (Others get the
     operator, and see for themselves.)"""
     import torch
 
     def mark_parts(cls: Any, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
         parts: list[Any] = []
-        for tensor in args[0]:
-            if isinstance(tensor, wrapper):
-                names = tensor.__tensor_flatten__()[0]
-                inner = [getattr(tensor, name) for name in names]
-                # Some name what is no tensor, as a mesh of devices, too.
-                parts += [one for one in inner if isinstance(one, torch.Tensor)]
-            else:
-                parts.append(tensor)
+        containers.find_tensors(args[0], parts)
         return func(parts, *args[1:], **(kwargs or {}))
 
+    wrapper = module.DTensor if hasattr(module, "DTensor") else module.NestedTensor
     for name in tracing.OPERATORS:
         overload = getattr(torch.ops.esper_alloc, name).default
         torch.library.register_torch_dispatch(overload, wrapper, mark_parts)
-
-
-def _teach_dtensor(api: Any) -> None:
-    _teach_wrapper(api.DTensor)
-
-
-def _teach_nested(nested_tensor: Any) -> None:
-    import torch
-
-    # Autograd has a key of its own for them, and nothing to do there.
-    torch_library: Any = torch.library
-    library = torch_library.Library("esper_alloc", "IMPL")
-    for name in tracing.OPERATORS:
-        library.impl(name, torch_library.fallthrough_kernel, "AutogradNestedTensor")
-    _libraries.append(library)
-    _teach_wrapper(nested_tensor.NestedTensor)
-
-
-#: What is registered goes with them.
-_libraries: list[Any] = []
 
 
 def _teach_inductor_rewrites(joint_graph: Any) -> None:
@@ -191,8 +165,8 @@ def install(calls: Calls) -> None:
         ("Inductor", "torch._inductor.fx_passes.post_grad", inductor.register_last_rewrites),
         ("Inductor", "torch._inductor.fx_passes.reinplace", inductor.keep_out_of_marked),
         ("Inductor", "torch._inductor.lowering", inductor.register_lowerings),
-        ("DTensor", "torch.distributed.tensor._api", _teach_dtensor),
-        ("nested tensors", "torch.nested._internal.nested_tensor", _teach_nested),
+        ("DTensor", "torch.distributed.tensor._api", _teach_wrapper),
+        ("nested tensors", "torch.nested._internal.nested_tensor", _teach_wrapper),
     ):
         when_imported(module, functools.partial(_teach, what, teach))
 

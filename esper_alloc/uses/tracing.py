@@ -28,8 +28,6 @@ def mark(tensors: list[Any], stream: Any, event: Any, until_free: bool) -> None:
 
     operators: Any = torch.ops.esper_alloc
     if event is not None:
-        # Memory of another allocator is waited for at the mark, so that stays behind the reads.
-        operators.order.default(tensors, 0, -1, True)
         operators.record_use.default(tensors, 0, _ALL_STREAMS, True)
     elif stream is None:
         operators.record_use.default(tensors, 0, -1, until_free)
@@ -41,11 +39,18 @@ def mark(tensors: list[Any], stream: Any, event: Any, until_free: bool) -> None:
 
 
 def record_use(tensors: Any, stream: Any = None, *, event: Any = None) -> None:
+    import torch
+
     check_stream(stream)
     found: list[Any] = []
     find_tensors(tensors, found)
-    if len(found) != 0:
-        mark(found, _fixed(stream), event, True)
+    if len(found) == 0:
+        return
+    if event is not None:
+        # Memory of another allocator is waited for at the mark, so that stays behind the reads.
+        operators: Any = torch.ops.esper_alloc
+        operators.order.default(found, 0, -1, True)
+    mark(found, _fixed(stream), event, True)
 
 
 def touch(tensors: Any, stream: Any = None) -> None:
