@@ -70,9 +70,9 @@ void record_use(at::TensorList tensors, int64_t stream, int64_t device, bool unt
   }
 }
 
-// At a scope's beginning, and where its results are taken, the current stream waits for the scope's;
-// at its end the scope's waits for the current one. The tensors only say what must stay on which
-// side. Without a stream nothing waits: that is all that such a call is for.
+// At a scope's beginning, and where its results are taken, the current stream waits for the
+// scope's; at its end the scope's waits for the current one. The tensors only say what must stay on
+// which side. Without a stream nothing waits: the call only keeps the sides apart.
 void order(at::TensorList /*tensors*/, int64_t stream, int64_t device, bool at_end,
            int64_t /*place*/)
 {
@@ -123,7 +123,8 @@ TORCH_LIBRARY(esper_alloc, m)
   m.def("record_use(Tensor[] tensors, int stream, int device, bool until_free) -> ()", tags);
   m.def("record_use.again(Tensor[] tensors, int stream, int device, int place) -> ()", tags);
   m.def("order(Tensor[] tensors, int stream, int device, bool at_end, int place=0) -> ()", tags);
-  m.def("order.pinned(Tensor(a!)[] tensors, int stream, int device, bool at_end, int place) -> ()");
+  m.def("order.pinned(Tensor(a!)[] tensors, int stream, int device, bool at_end, "
+        "int place=0) -> ()");
   m.def("in_memory(Tensor[] tensors) -> ()", tags);
 }
 

@@ -24,7 +24,13 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["keep_out_of_marked", "register_lowerings", "register_rewrites", "tag_compiled_code"]
+__all__ = [
+    "keep_out_of_marked",
+    "register_last_rewrites",
+    "register_lowerings",
+    "register_rewrites",
+    "tag_compiled_code",
+]
 
 #: Raise it when the code that is compiled for marks changes.
 RULES = 3
@@ -44,20 +50,14 @@ def tag_compiled_code(config: Any) -> None:
 def register_rewrites(joint_graph: Any) -> None:
     """For ``torch._inductor.fx_passes.joint_graph``: on graphs that are not split into forward and
     backward yet."""
-    import torch
-
-    operators: Any = torch.ops.esper_alloc
-    _rewrite_each(operators.record_use.default, _mark_again, joint_graph.patterns)
-    _rewrite_each(operators.order.default, _put_between, joint_graph.patterns)
+    _rewrite_each(_operators().record_use.default, _mark_again, joint_graph.patterns)
+    _rewrite_each(_operators().order.default, _put_between, joint_graph.patterns)
 
 
 def register_last_rewrites(post_grad: Any) -> None:
     """For ``torch._inductor.fx_passes.post_grad``: on graphs that are lowered next."""
-    import torch
-
-    operators: Any = torch.ops.esper_alloc
-    _rewrite_each(operators.record_use.default, _put_in_memory, post_grad.pass_patterns[0])
-    _rewrite_each(operators.record_use.again, _put_in_memory, post_grad.pass_patterns[0])
+    _rewrite_each(_operators().record_use.default, _put_in_memory, post_grad.pass_patterns[0])
+    _rewrite_each(_operators().record_use.again, _put_in_memory, post_grad.pass_patterns[0])
 
 
 def _rewrite_each(overload: Any, rewrite: Callable[[Any], None], patterns: Any) -> None:
@@ -73,31 +73,27 @@ def _rewrite_each(overload: Any, rewrite: Callable[[Any], None], patterns: Any) 
 def _mark_again(mark: Any) -> None:
     """Names what forward marks to backward. Of what has no result, only what is behind backward's
     first operation is certain to become part of it."""
-    import torch
-
     graph = mark.graph
     last = graph.output_node()
     tags = [node.meta.get("partitioner_tag") for node in (mark, *last.all_input_nodes)]
     if tags[0] != "is_backward" and "is_backward" in tags:
-        again: Any = torch.ops.esper_alloc.record_use.again
+        arguments = (*mark.args[:3], len(graph.nodes))
         with graph.inserting_before(last):
-            node = graph.call_function(again, (*mark.args[:3], len(graph.nodes)))
+            node = graph.call_function(_operators().record_use.again, arguments)
         node.meta.update(mark.meta)
 
 
 def _put_in_memory(mark: Any) -> None:
-    import torch
-
-    in_memory: Any = torch.ops.esper_alloc.in_memory.default
     for root in map(_root, mark.args[0]):
         if root.op == "call_function" and not _is_marked(root):
             with root.graph.inserting_after(root):
-                node = root.graph.call_function(in_memory, ([root],))
+                node = root.graph.call_function(_operators().in_memory.default, ([root],))
             node.meta.update(root.meta | {"val": None})
             node.meta.pop("unbacked_bindings", None)
 
 
 def _put_between(order: Any) -> None:
+    """Gives the end of a scope what was computed before it and is read behind it."""
     before: dict[Any, None] = {}
     for node in order.graph.nodes:
         if node is order:
@@ -115,10 +111,7 @@ def _put_between(order: Any) -> None:
 
 
 def _is_marked(node: Any) -> bool:
-    import torch
-
-    in_memory: Any = torch.ops.esper_alloc.in_memory.default
-    return any(user.target is in_memory for user in _root(node).users)
+    return any(user.target is _operators().in_memory.default for user in _root(node).users)
 
 
 def _root(node: Any) -> Any:
@@ -170,14 +163,11 @@ def _may_write(check: Callable[[Any], bool], node: Any) -> bool:
 
 def register_lowerings(lowering: Any) -> None:
     """For ``torch._inductor.lowering``."""
-    import torch
-
-    operators: Any = torch.ops.esper_alloc
     for overload, lower in (
-        (operators.in_memory.default, _lower_in_memory),
-        (operators.record_use.default, _lower_record_use),
-        (operators.record_use.again, _lower_again),
-        (operators.order.default, _lower_order),
+        (_operators().in_memory.default, _lower_in_memory),
+        (_operators().record_use.default, _lower_record_use),
+        (_operators().record_use.again, _lower_again),
+        (_operators().order.default, _lower_order),
     ):
         lowering.register_lowering(overload, type_promotion_kind=None)(lower)
 
@@ -185,12 +175,13 @@ def register_lowerings(lowering: Any) -> None:
 def _lower_in_memory(tensors: list[Any]) -> None:
     from torch._inductor import ir
 
-    (root,) = _current_node().args[0]
     (tensor,) = tensors
-    if _is_of_other_pass(root) and not _is_read_elsewhere(root):
+    (node,) = _graph().current_node.args[0]
+    root = _root(node)  # node itself, unless it was what an operator has written into
+    if _is_of_forward(root) and not _is_read_elsewhere(root):
         return
     tensor.realize()
-    if isinstance(tensor.get_layout(), ir.FlexibleLayout):
+    if node is root and isinstance(tensor.get_layout(), ir.FlexibleLayout):
         strides = [_expression(stride) for stride in root.meta["val"].stride()]
         ir.as_storage_and_layout(tensor, exact_strides=strides)
     _keep_from_reuse([tensor])
@@ -201,14 +192,14 @@ def _expression(size: Any) -> Any:
 
 
 def _lower_record_use(tensors: list[Any], stream: int, device: int, until_free: bool) -> None:
-    if not _is_of_other_pass(_current_node()):
+    if not _is_of_forward(_graph().current_node):
         _mark(tensors, stream, device)
 
 
 def _lower_again(tensors: list[Any], stream: int, device: int, place: int) -> None:
-    roots = list(map(_root, _current_node().args[0]))
     if not _graph().is_backward:
         return
+    roots = list(map(_root, _graph().current_node.args[0]))
     if any(map(_is_read_elsewhere, roots)):
         _mark(tensors, stream, device)
     else:  # what forward saved would be this graph's to overwrite
@@ -216,18 +207,14 @@ def _lower_again(tensors: list[Any], stream: int, device: int, place: int) -> No
 
 
 def _mark(tensors: list[Any], stream: int, device: int) -> None:
-    import torch
-
     marked = _realized([*tensors, *_inputs_written_later()])
     _keep_from_reuse(marked)
-    _call(torch.ops.esper_alloc.record_use.default, marked, stream, device, True)
+    _call(_operators().record_use.default, marked, stream, device, True)
 
 
 def _lower_order(tensors: list[Any], *rest: Any) -> None:
-    import torch
-
-    if not _is_of_other_pass(_current_node()):
-        _call(torch.ops.esper_alloc.order.pinned, _realized(tensors), *rest)
+    if not _is_of_forward(_graph().current_node):
+        _call(_operators().order.pinned, _realized(tensors), *rest)
 
 
 def _call(overload: Any, buffers: list[Any], *rest: Any) -> None:
@@ -270,22 +257,24 @@ def _inputs_written_later() -> list[Any]:
     program they are what is marked."""
     import torch
 
-    marked = set(map(_root, _current_node().args[0]))
+    mark = _graph().current_node
+    marked = set(map(_root, mark.args[0]))
     return [
         _graph().env[node.args[0]]
-        for node in _current_node().graph.nodes
+        for node in mark.graph.nodes
         if node.target is torch.ops.aten.copy_.default
         and node.args[0].op == "placeholder"
         and _root(node.args[1]) in marked
     ]
 
 
-# Forward and backward: what has no result, PyTorch may put into both
+# In backward
 
 
-def _is_of_other_pass(node: Any) -> bool:
-    other = "is_forward" if _graph().is_backward else "is_backward"
-    return bool(node.meta.get("partitioner_tag") == other)
+def _is_of_forward(node: Any) -> bool:
+    """Whether this is backward's graph, and the node forward's: PyTorch may leave what has no
+    result in both."""
+    return bool(_graph().is_backward and node.meta.get("partitioner_tag") == "is_forward")
 
 
 def _is_read_elsewhere(root: Any) -> bool:
@@ -299,10 +288,13 @@ def _is_read_elsewhere(root: Any) -> bool:
 
 
 def _graph() -> Any:
+    """What is being lowered."""
     from torch._inductor.virtualized import V
 
     return V.graph
 
 
-def _current_node() -> Any:
-    return _graph().current_node
+def _operators() -> Any:
+    import torch
+
+    return torch.ops.esper_alloc

@@ -555,12 +555,19 @@ def test_eager_backend_gets_the_calls_in_order():
 
 @pytest.fixture(scope="module")
 def read_elsewhere():
-    """An operator that may read its argument on a stream of its own."""
+    """Operators that may read or write their argument on a stream of their own."""
+
+    def fill(x):
+        x.fill_(3)
+
     library = torch.library.Library("esper_test", "DEF")
     library.define("read(Tensor x) -> Tensor")
     library.define("launch(Tensor x) -> ()")
+    library.define("fill(Tensor(a!) x) -> ()")
     library.impl("read", lambda x: x.sum(0), "CompositeExplicitAutograd")
     library.impl("launch", lambda x: None, "CompositeExplicitAutograd")
+    library.impl("fill", fill, "CompositeExplicitAutograd")
+    torch.library.register_fake("esper_test::fill", lambda x: None, lib=library)
     torch.library.register_fake("esper_test::read", lambda x: x.sum(0), lib=library)
     torch.library.register_fake("esper_test::launch", lambda x: None, lib=library)
     torch.fx.node.has_side_effect(torch.ops.esper_test.launch.default)
@@ -860,6 +867,53 @@ def test_a_read_that_backward_repeats_is_marked_again(read_elsewhere):
     w = torch.randn(16, 16, requires_grad=True)
     for lines in inductor_training(f, torch.randn(16, 16), w):
         assert_marks_what_is_read(lines, "esper_test.read")
+
+
+def test_what_is_read_keeps_its_strides_where_others_prefer_their_own(read_elsewhere):
+    """Else the reader would get a copy, and the mark another tensor."""
+
+    def f(x, weight):
+        y = torch.conv2d(x, weight, padding=1).relu()
+        z = torch.conv2d(y, weight, padding=1)
+        r = read_elsewhere.read(y)
+        OPS.record_use.default([y], 0, -1, False)
+        return z, r
+
+    lines = inductor_code(f, torch.randn(2, 8, 8, 8), torch.randn(8, 8, 3, 3))
+    assert_marks_what_is_read(lines, "esper_test.read")
+
+
+def test_backward_makes_marks_of_its_own():
+    class Marking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x @ x
+            ctx.save_for_backward(y)
+            return y.sin()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (y,) = ctx.saved_tensors
+            OPS.record_use.default([y], 0, -1, True)
+            return y.cos() * gradient
+
+    x = torch.randn(16, 16, requires_grad=True)
+    _, backward = inductor_training(lambda x: Marking.apply(x).sum(), x)
+    assert argument_of(backward[line_of(backward, "record_use.default")]) == "mm"
+
+
+def test_inductor_marks_what_an_operator_has_written_into_a_part_of(read_elsewhere):
+    def f(x):
+        y = x @ x
+        for start in (2, 4):
+            read_elsewhere.fill(y[start:])
+            OPS.record_use.default([y[start:]], 0, -1, False)
+        return y.sin() + x
+
+    lines = inductor_code(f, torch.randn(8, 8))
+    fills = [argument_of(line) for line in lines if "esper_test.fill" in line]
+    marks = [argument_of(line) for line in lines if "record_use.default" in line]
+    assert len(fills) == 2 and fills == marks
 
 
 @pytest.mark.slow
