@@ -53,12 +53,12 @@ typedef struct esper_counters {
   uint64_t bytes_pending; /* free bytes that still owe uses */
   uint64_t blocks_held;   /* free blocks with a use that has no event */
   uint64_t events_alive;  /* existing events, in use or kept for reuse */
-  uint64_t events_created; /* since the core was made */
-  uint64_t metadata_bytes; /* host memory for blocks, uses, records, addresses */
-  uint64_t captured_uses;  /* marks in captures, of memory from outside */
-  uint64_t captured_frees; /* frees of memory marked in a capture: replays may still read it */
-  uint64_t pages_moved;    /* pages moved from free memory to where a heap grew */
-  uint64_t marks_exact;    /* marked uses that end at the mark, on the block's device */
+  uint64_t events_created;    /* since the core was made */
+  uint64_t metadata_bytes;    /* host memory for blocks, uses, records, addresses */
+  uint64_t captured_uses;     /* marks in captures, of memory from outside */
+  uint64_t captured_frees;    /* frees of memory marked in a capture: replays may still read it */
+  uint64_t pages_moved;       /* pages moved from free memory to where a heap grew */
+  uint64_t marks_exact;       /* marked uses that end at the mark, on the block's device */
   uint64_t marks_until_free;  /* marked uses that last until the free */
   uint64_t bytes_asleep;      /* of device memory that waking needs: esper_sleep.h */
   uint64_t bytes_asleep_peak; /* since peaks were reset */

@@ -1,5 +1,5 @@
-/* Memory grows and goes back in one thread at a time, so a thread that finds none has not overlooked
- * memory that another holds for the moment. */
+/* Memory grows and goes back in one thread at a time, so a thread that finds none has not
+ * overlooked memory that another holds for the moment. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
