@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..installation.pytorch import import_part, load_shim, untyped
 from ..torch_allocator.choices import segments_wanted
+from ..torch_allocator.enabling import why_off
 from . import observation
 from .fence import Fault, Freed, explain, fault_in, parse_freed
 from .findings import Finding, json_of, parse, text_of
@@ -84,11 +85,15 @@ class Report:
             self.fault = explain(self._compiled, error, self._final[0])
 
 
+def _needs_ours(asked: str) -> RuntimeError:
+    why = why_off()
+    remedy = f", and {why}" if why else ": call esper_alloc.enable() first"
+    return RuntimeError(f"{asked} works on esper_alloc's memory only{remedy}.")
+
+
 def _check_poison(compiled: Any) -> None:
     if not compiled.is_current():
-        raise RuntimeError(
-            "poison=True works on esper_alloc's memory only: call esper_alloc.enable() first."
-        )
+        raise _needs_ours("poison=True")
     if segments_wanted()[0] != "classic":
         raise RuntimeError(
             "poison=True needs classic segments, whose memory stays at its addresses: call "
@@ -110,9 +115,7 @@ def _search_kernel() -> int:
 
 def _check_fence(compiled: Any) -> None:
     if not compiled.is_current():
-        raise RuntimeError(
-            "fence=True works on esper_alloc's memory only: call esper_alloc.enable() first."
-        )
+        raise _needs_ours("fence=True")
 
 
 def _fault_in_what_is_enqueued() -> BaseException | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import importlib.util
+import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +16,8 @@ from typing import Any
 
 REINSTALL = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
+#: As tools/torch_build.py has it.
+OLDEST_TORCH = (2, 11)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -32,6 +37,14 @@ class OtherTorchError(UnavailableError):
             f"(esper_alloc.pluggable_allocator() works with any torch.)"
         )
         self.difference = difference
+
+
+class NoCudaError(UnavailableError):
+    """There is no CUDA memory to allocate here. `why` says it in half a sentence."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(f"{why}: {remedy}")
+        self.why = why
 
 
 def need_torch() -> ModuleType:
@@ -110,21 +123,69 @@ def import_part(name: str, version: str) -> Any:
     return importlib.import_module(f"esper_alloc.{name}")
 
 
-def check_torch(torch: ModuleType) -> None:
-    """Raises unless `torch` is one that the compiled shim can serve."""
+def too_old(version: str) -> str | None:
+    """What to say of a torch that is older than the oldest supported one; None if it is not."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or tuple(map(int, numbers.groups())) >= OLDEST_TORCH:
+        return None
+    needed = ".".join(map(str, OLDEST_TORCH))
+    return f"esper_alloc needs torch {needed} or newer, and this is torch {version}"
+
+
+def hidden_cuda(environment: Mapping[str, str] = os.environ) -> NoCudaError | None:
+    """Why no torch can use CUDA on this machine, or with these variables; None if it may. CUDA is
+    not initialised for the answer, which children that are forked later could not bear."""
+    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return NoCudaError("CUDA_VISIBLE_DEVICES hides every GPU", "unset it")
+    library = environment.get("ESPER_ALLOC_LIBCUDA") or "libcuda.so.1"  # as the core has it
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return NoCudaError(
+            f"there is no CUDA driver ({library})",
+            "install NVIDIA's driver, or in Docker add --gpus all",
+        )
+    return None
+
+
+def _check_kind(torch: ModuleType) -> None:
+    """Raises for a torch that was not built for CUDA, or that is too old."""
     version: str = torch.__version__
     if getattr(torch.version, "hip", None):
         raise UnavailableError(
             f"esper_alloc does not support ROCm: torch {version} was built for "
             f"AMD GPUs, esper_alloc needs a torch built for CUDA."
         )
-    cuda: str | None = torch.version.cuda
-    if cuda is None:
-        raise UnavailableError(
-            f"torch {version} was built without CUDA: install a torch with "
-            f"CUDA, then esper_alloc again with `{REINSTALL}` in its source "
-            f"folder."
+    if torch.version.cuda is None:
+        raise NoCudaError(
+            f"torch {version} was built without CUDA",
+            f"install a torch with CUDA, then esper_alloc again with `{REINSTALL}` in its source "
+            f"folder.",
         )
+    if (old := too_old(version)) is not None:
+        raise UnavailableError(
+            f"{old}: install a newer torch, then esper_alloc again with `{REINSTALL}` in its "
+            f"source folder."
+        )
+
+
+def check_cuda(torch: ModuleType) -> None:
+    """Raises where `torch` cannot have CUDA memory, or only memory that is not supported.
+
+    Raises:
+        NoCudaError: it was built without CUDA, or there is no driver or no visible GPU.
+        UnavailableError: it was built for ROCm, or is too old.
+    """
+    _check_kind(torch)
+    if (hidden := hidden_cuda()) is not None:
+        raise hidden
+
+
+def check_torch(torch: ModuleType) -> None:
+    """Raises unless `torch` is one that the compiled shim can serve."""
+    _check_kind(torch)
+    version: str = torch.__version__
+    cuda: str | None = torch.version.cuda
     if (nothing := nothing_built_here()) is not None:
         raise UnavailableError(nothing)
     build = importlib.import_module("esper_alloc._build")

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..installation.pytorch import load_shim, untyped
-from .devices import device_index
-from .enabling import is_enabled
+from .devices import check_device_name, device_index
+from .enabling import is_enabled, why_off
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,8 @@ def sleep(
 
     Waits for everything that was enqueued before. Until :func:`wake`, tensors in that memory must
     not be used, graphs that use it must not be replayed, and nothing is allocated under these
-    tags; freeing is allowed. What cannot go stays usable and is named in the result.
+    tags; freeing is allowed. What cannot go stays usable and is named in the result: all memory,
+    where :func:`enable` did nothing.
 
     Args:
         tags: a name, or several; ``""`` is memory without a tag. None: all memory.
@@ -105,6 +106,10 @@ def sleep(
     """
     if keep not in ("host", "nothing"):
         raise ValueError(f"keep={keep!r}: use 'host' or 'nothing'")
+    if (why := why_off()) is not None:
+        _names(tags)
+        check_device_name(device)
+        return SleepResult(0, 0, _everything_stays(why))
     shim = _shim_that_runs("sleep")
     _watch_replays()
     given_back, kept, stays = shim.sleep(_names(tags), keep == "host", _index(device))
@@ -129,6 +134,10 @@ def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -
     After an error everything on that device still sleeps, and the call can be repeated. If there
     are several devices, those with lower numbers are awake then.
     """
+    if why_off() is not None:
+        _names(tags)
+        check_device_name(device)
+        return 0
     return int(_shim_that_runs("wake").wake(_names(tags), _index(device)))
 
 
@@ -140,7 +149,8 @@ def asleep(
     after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`."""
     names = _names(tags)  # an iterator gives them once
     result = sleep(names, keep, device=device)
-    same = None if device is None else device_index(device)  # "cuda" may mean another one later
+    # "cuda" may mean another one later
+    same = None if device is None or not is_enabled() else device_index(device)
     try:
         yield result
     finally:
@@ -164,14 +174,15 @@ def tag_stats(device: torch.device | str | int | None = None) -> dict[str, dict[
     - ``sleeping_bytes``: of device memory that waking needs;
     - ``host_bytes``: of pinned host memory, which keeps contents or stays for the next sleep.
 
-    Empty while PyTorch does not run on esper_alloc, or has not used CUDA. Then `device` is not
-    looked at.
+    Empty while PyTorch does not run on esper_alloc, or has not used CUDA.
 
     Raises:
-        ValueError: this process has no such CUDA device.
+        ValueError: this process has no such CUDA device. Before CUDA is used only the name is
+            checked.
         TypeError: `device` is neither index, name nor torch.device.
     """
     if not is_enabled() or not untyped(sys.modules["torch"]).cuda.is_initialized():
+        check_device_name(device)
         return {}
     return {one.pop("tag"): one for one in load_shim().tag_stats(device_index(device))}
 
@@ -183,6 +194,15 @@ def _shim_that_runs(doing: str) -> Any:
             f"esper_alloc.enable() before CUDA is used"
         )
     return load_shim()
+
+
+def _everything_stays(why: str) -> tuple[Stay, ...]:
+    """What a sleep says that could do nothing."""
+    torch = untyped(sys.modules.get("torch"))
+    if torch is None or not torch.cuda.is_initialized():
+        return ()
+    size = sum(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))
+    return (Stay(size, f"esper_alloc is off: {why}"),) if size else ()
 
 
 def names_of(tags: str | Iterable[str]) -> tuple[str, ...]:

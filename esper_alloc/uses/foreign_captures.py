@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..torch_allocator.devices import device_index
+from ..torch_allocator.devices import check_device_name, device_index
 from ..torch_allocator.enabling import is_enabled
 from . import use
 
@@ -38,7 +38,7 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
     missing, a warning says so.
 
     Raises:
-        ValueError: this process has no such CUDA device.
+        ValueError: this process has no such CUDA device. Without CUDA only the name is checked.
         TypeError: `device` is neither index, name nor torch.device.
 
     Example::
@@ -47,6 +47,7 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
             with warp.ScopedCapture() as capture:
                 simulate()
     """
+    check_device_name(device)
     index, told = -1, None
     compiled = use._compiled
     if compiled is not None and is_enabled():

@@ -41,6 +41,14 @@ def marks() -> None:
     assert_type(scope.take(x, batch), tuple[Tensor, dict[str, Tensor]])
 
 
+# --- enabling
+
+
+def enabling() -> None:
+    esper_alloc.enable(uses="automatic", required=True)
+    esper_alloc.enable(required="yes")  # type: ignore[arg-type]
+
+
 # --- outputs of CUDA graphs
 
 
