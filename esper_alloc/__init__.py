@@ -10,6 +10,7 @@ variable ``ESPER_ALLOC=1`` asks for ``enable()`` at import.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 # Cheap: loads nothing but the standard library.
@@ -18,6 +19,7 @@ from .helpers.cudagraph_outputs.wrapper import CloneCounts, cudagraph_outputs
 from .installation.files import get_include, library_path
 from .installation.pytorch import (
     UnavailableError,
+    hides_another as _hides_another,
     need_torch as _need_torch,
     not_built as _not_built,
 )
@@ -134,4 +136,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+if (_hidden := _hides_another()) is not None:
+    warnings.warn(_hidden, RuntimeWarning, stacklevel=2)
 _enable_from_environment()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -69,6 +70,22 @@ def nothing_built_here() -> str | None:
     return (
         f"this is the source folder of esper_alloc, {_PACKAGE.parent}, where nothing was built: "
         f"`cd` elsewhere to use the one that is installed, or build here with "
+        f"`python setup.py build_ext --inplace`."
+    )
+
+
+def hides_another() -> str | None:
+    """What to say at import in a clone where nothing was built, if another one is installed."""
+    clone = _PACKAGE.parent
+    if (_PACKAGE / "_build.py").exists() or not (clone / "setup.py").exists():
+        return None
+    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != clone]
+    installed = importlib.machinery.PathFinder.find_spec("esper_alloc", elsewhere)
+    if installed is None or installed.origin is None:
+        return None
+    return (
+        f"the source folder of esper_alloc, {clone}, where nothing was built, hides the one that "
+        f"is installed in {Path(installed.origin).parents[1]}: `cd` elsewhere, or build here with "
         f"`python setup.py build_ext --inplace`."
     )
 
