@@ -13,6 +13,11 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
+# The first: other threads may fork while the rest is imported.
+from .installation import forks as _forks  # noqa: F401
+
+# isort: split
+
 # Cheap: loads nothing but the standard library.
 from .auditor.auditing import AuditError, AuditWarning, audit
 from .helpers.cudagraph_outputs.wrapper import CloneCounts, cudagraph_outputs

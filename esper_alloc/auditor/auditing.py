@@ -16,6 +16,13 @@ from .findings import Finding, json_of, parse, text_of
 
 MODES = ("raise", "warn", "collect")
 
+NO_CUDA = "esper_alloc audit: the program did not use CUDA, so there was nothing to audit"
+
+
+def _uses_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(untyped(torch.cuda).is_initialized())
+
 
 class AuditError(RuntimeError):
     """An audit with ``mode="raise"`` found something, or an access faulted at a fence.
@@ -42,13 +49,15 @@ class Report:
     Attributes:
         findings: one for each combination of places, in the order of discovery. During the
             audit, frees that nothing has followed yet are not among them.
-        complete: False if host memory ran out, so that something may be missing.
+        complete: False if host memory ran out, so that something may be missing, and if the
+            program has not used CUDA, so that nothing was audited.
         fault: with a fence, what is known of an access that faulted; None during the audit.
     """
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
         self._final: tuple[list[Finding], bool] | None = None
+        self._used_cuda: bool | None = None  # None: the audit goes on
         self.fault: Fault | None = None
 
     def _read(self) -> tuple[list[Finding], bool]:
@@ -63,16 +72,23 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        return self._read()[1]
+        return self._read()[1] and self.used_cuda
+
+    @property
+    def used_cuda(self) -> bool:
+        """Whether there was anything to audit."""
+        return _uses_cuda() if self._used_cuda is None else self._used_cuda
 
     def text(self) -> str:
         """For people."""
-        said = text_of(*self._read())
+        said = text_of(*self._read()) if self.used_cuda else NO_CUDA
         return f"{self.fault.text()}\n{said}" if self.fault else said
 
     def json(self) -> str:
         """For programs: ``{"complete": bool, "findings": [...]}``, and ``"fault"`` after one."""
-        return json_of(*self._read(), fault=self.fault.as_dict() if self.fault else None)
+        return json_of(
+            self.findings, self.complete, fault=self.fault.as_dict() if self.fault else None
+        )
 
     def freed_at(self, address: int) -> Freed | None:
         """With a fence, what was freed at the address last, for an address that a debugger or the
@@ -80,7 +96,7 @@ class Report:
         return parse_freed(self._compiled.audit_freed_at(address))
 
     def _end(self, error: BaseException | None) -> None:
-        self._final = self._read()
+        self._final, self._used_cuda = self._read(), self.used_cuda
         if error is not None:
             self.fault = explain(self._compiled, error, self._final[0])
 
@@ -231,8 +247,9 @@ class audit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._report is None or self._report._final is not None:
+            raise RuntimeError("an audit is left, but was not entered")
         self.stop(error)
-        assert self._report is not None
         if self._report.fault is not None:
             raise AuditError(self._report.findings, self._report.fault) from error
         if kind is None:

@@ -35,7 +35,10 @@ _ACTIONS = {
     "oom": NOTHING,
     "snapshot": NOTHING,
     "user_defined": NOTHING,
+    "annotate": NOTHING,  # what a live block is for; newer than PyTorch 2.11
 }
+# Of these a recording has some, if it has any of the others.
+_BELONG_TOGETHER = {ALLOC: "alloc", REQUEST: "free_requested", COMPLETE: "free_completed"}
 _MAPPED = ("segment_map", "segment_unmap")
 _LIVE_STATE = "active_allocated"
 _PENDING_STATES = ("active_pending_free", "active_awaiting_free")  # new and old name
@@ -150,10 +153,12 @@ class _Rebuild:
         self.end_blocks: list[_EndBlock] = []
         self.last: dict[int, int] = {}  # address: the last slot there
         self.pool_numbers: dict[PoolId, int] = {DEFAULT_POOL: 0}
+        self.codes: set[int] = set()  # of the entries
 
     def run(self) -> History:
         end_ranges = self.read_segments()
         steps, times, moves = self.read_entries()
+        self.codes = {code for code, *_ in steps}
         start_ranges, grown_pools = self.walk_back(end_ranges, moves)
         self.history = History(
             path=self.snapshot.path,
@@ -178,7 +183,17 @@ class _Rebuild:
         return self.history
 
     def fail(self, entry: int | None, what: str) -> NoReturn:
-        fail(self.snapshot.path, self.device, entry, what)
+        fail(self.snapshot.path, self.device, entry, what + self.skipped_hint())
+
+    def skipped_hint(self) -> str:
+        """What may be behind a contradiction, once the entries are read."""
+        missing = [name for code, name in _BELONG_TOGETHER.items() if code not in self.codes]
+        if not missing or not self.codes:
+            return ""
+        return (
+            f"; it has no {', no '.join(missing)} at all: if it was recorded with skip_actions, "
+            f"record it again without"
+        )
 
     # The state at the end.
 
@@ -386,7 +401,7 @@ class _Rebuild:
         self.fail(
             number,
             f"alloc on an address in use: the free of {address:#x} "
-            f"({self.entry_name(requested)}) has not completed{self.skipped_hint()}",
+            f"({self.entry_name(requested)}) has not completed",
         )
 
     def fail_free(self, number: int, address: int, slot: int) -> NoReturn:
@@ -401,11 +416,6 @@ class _Rebuild:
     @staticmethod
     def entry_name(number: int) -> str:
         return "before the first entry" if number == BEFORE else f"entry {number}"
-
-    def skipped_hint(self) -> str:
-        if any(code == COMPLETE for code, *_ in self.history.steps):
-            return ""
-        return "; it has no free_completed at all: recorded with skip_actions?"
 
     # The end again: it must be what the entries lead to.
 
@@ -439,8 +449,7 @@ class _Rebuild:
             address = min(left)
             self.fail(
                 None,
-                f"{address:#x} is in use after the last entry, but not in the segments"
-                + self.skipped_hint(),
+                f"{address:#x} is in use after the last entry, but not in the segments",
             )
         # Blocks of the start that stayed to the end show their size there.
         history.start = [

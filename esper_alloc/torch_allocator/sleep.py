@@ -75,6 +75,8 @@ class tag:  # a context manager, like torch.no_grad
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if not self._pushed:
+            raise RuntimeError(f"tag({self.name!r}) is left, but was not entered")
         if self._pushed.pop():
             load_shim().pop_tag()
 

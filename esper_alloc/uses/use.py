@@ -198,6 +198,8 @@ class using:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._entered:
+            raise RuntimeError("a scope of using() is left, but was not entered")
         self._entered.pop().leave(self._tensors)
 
     @overload

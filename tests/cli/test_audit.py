@@ -85,11 +85,14 @@ def test_annotations_are_what_the_program_says(library: Path, tmp_path: Path) ->
 
 
 def test_a_program_without_cuda_had_nothing_to_audit(library: Path, tmp_path: Path) -> None:
+    said = "esper_alloc audit: the program did not use CUDA, so there was nothing to audit\n"
     done = audit(library, tmp_path, "import torch\n")
-    assert done.returncode == 0
-    assert done.stderr == (
-        "esper_alloc audit: the program did not use CUDA, so there was nothing to audit\n"
-    )
+    assert (done.returncode, done.stderr) == (1, said)
+    done = audit(library, tmp_path, "import torch\n", options=("--json",))
+    assert done.returncode == 1
+    assert json.loads(done.stderr) == {"complete": False, "findings": []}
+    done = audit(library, tmp_path, "import torch, sys\nsys.exit(5)\n", options=("--json",))
+    assert done.returncode == 5
 
 
 @pytest.mark.parametrize(
