@@ -28,6 +28,15 @@ class AuditError(RuntimeError):
     """An audit with ``mode="raise"`` found something, or an access faulted at a fence.
 
     `findings` has what is new, or all there is after a fault; `fault` is a ``Fault`` or None.
+
+    Example::
+
+        try:
+            with esper_alloc.audit(mode="raise"):
+                train_step()
+        except esper_alloc.AuditError as error:
+            print(error.findings[0].place.frames)
+            raise
     """
 
     def __init__(self, findings: list[Finding], fault: Fault | None = None) -> None:
@@ -40,7 +49,14 @@ class AuditError(RuntimeError):
 
 
 class AuditWarning(UserWarning):
-    """An audit with ``mode="warn"`` found something."""
+    """An audit with ``mode="warn"`` found something.
+
+    Example::
+
+        warnings.simplefilter("error", esper_alloc.AuditWarning)
+        with esper_alloc.audit(mode="warn"):
+            train_step()
+    """
 
 
 class Report:
@@ -174,6 +190,12 @@ class audit:
         RuntimeError: an audit is running already; or memory can get no poison, or no fence.
         AuditError: at the end, if an access faulted, with each mode.
         UnavailableError: esper_alloc's PyTorch part does not work with this torch.
+
+    Example::
+
+        with esper_alloc.audit() as report:
+            train_step()
+        assert not report.findings, report.text()
     """
 
     def __init__(

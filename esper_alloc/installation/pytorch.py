@@ -25,7 +25,15 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 class UnavailableError(RuntimeError):
     """A part of esper_alloc cannot work here; the message says why and how to
-    change that."""
+    change that.
+
+    Example::
+
+        try:
+            esper_alloc.enable(required=True)
+        except esper_alloc.UnavailableError as error:
+            print(f"on PyTorch's own allocator: {error}")
+    """
 
 
 class OtherTorchError(UnavailableError):

@@ -106,6 +106,10 @@ def allocator() -> _CUDAAllocator:
         UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
             started with ``backend:cudaMallocAsync``.
         ValueError: a variable of the environment has a value that nobody knows.
+
+    Example::
+
+        torch.cuda.memory.change_current_allocator(esper_alloc.allocator())
     """
     _check_environment()
     shim = load_shim()
@@ -129,6 +133,10 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
     Raises:
         ValueError: a variable of the environment has a value that nobody knows.
         RuntimeError: ``ESPER_ALLOC_USES`` asks for automatic uses, which it cannot have.
+
+    Example::
+
+        torch.cuda.memory.change_current_allocator(esper_alloc.pluggable_allocator())
     """
     _check_environment()
     if USES.in_environment() == "automatic":
@@ -163,7 +171,12 @@ def is_current(candidate: Any) -> bool:
 
 def is_enabled() -> bool:
     """Whether PyTorch allocates CUDA memory through esper_alloc. Where :func:`enable` did
-    nothing, it does not."""
+    nothing, it does not.
+
+    Example::
+
+        print("esper_alloc" if esper_alloc.is_enabled() else "PyTorch's own allocator")
+    """
     if "torch" not in sys.modules:
         return False
     shim = sys.modules.get("esper_alloc._torch")
@@ -229,6 +242,10 @@ def enable(
             already, which the message names; or there is no CUDA, and it is `required`.
 
     After an error nothing has changed.
+
+    Example::
+
+        esper_alloc.enable(uses="automatic", allowance="256MiB")
     """
     chosen: dict[Choice, str] = {}
     if allowance is not ...:

@@ -42,6 +42,12 @@ class SleepResult(NamedTuple):
         kept: bytes copied to the host.
         stays: what could not go, as :class:`Stay` with `bytes` and `reason`. Empty:
             everything went.
+
+    Example::
+
+        result = esper_alloc.sleep("weights")
+        for stay in result.stays:
+            print(f"{stay.bytes} bytes stay: {stay.reason}")
     """
 
     given_back: int
@@ -61,6 +67,12 @@ class tag:  # a context manager, like torch.no_grad
 
     Raises:
         ValueError, TypeError: on entering: the name is not such a string.
+
+    Example::
+
+        with esper_alloc.tag("weights"):
+            weights = torch.empty(1 << 20, device="cuda")
+        esper_alloc.sleep("weights")
     """
 
     def __init__(self, name: str) -> None:
@@ -105,6 +117,11 @@ def sleep(
         RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
             wait for other work is not finished; or there is not enough host memory. After an error
             nothing more sleeps than before, on any device, and no contents are lost.
+
+    Example::
+
+        esper_alloc.sleep("weights", keep="nothing")  # for others to use the GPU
+        esper_alloc.wake("weights")
     """
     if keep not in ("host", "nothing"):
         raise ValueError(f"keep={keep!r}: use 'host' or 'nothing'")
@@ -135,6 +152,11 @@ def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -
 
     After an error everything on that device still sleeps, and the call can be repeated. If there
     are several devices, those with lower numbers are awake then.
+
+    Example::
+
+        esper_alloc.sleep()
+        given = esper_alloc.wake()  # bytes
     """
     if why_off() is not None:
         _names(tags)
@@ -148,7 +170,13 @@ def asleep(
     tags: Tags = None, keep: Keep = "host", *, device: torch.device | str | int | None = None
 ) -> Iterator[SleepResult]:
     """``with asleep("weights") as result:`` puts memory to sleep, and wakes it at the end, also
-    after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`."""
+    after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`.
+
+    Example::
+
+        with esper_alloc.asleep("weights"):
+            generate()
+    """
     names = _names(tags)  # an iterator gives them once
     result = sleep(names, keep, device=device)
     # "cuda" may mean another one later
@@ -161,7 +189,14 @@ def asleep(
 
 def trim_sleep() -> None:
     """Gives back the pinned host memory that is kept for the next sleep. The next sleep is
-    slower then, because it has to pin memory again."""
+    slower then, because it has to pin memory again.
+
+    Example::
+
+        with esper_alloc.asleep():
+            generate()
+        esper_alloc.trim_sleep()  # that was the last time
+    """
     if is_enabled():
         load_shim().trim_sleep()
 
@@ -182,6 +217,11 @@ def tag_stats(device: torch.device | str | int | None = None) -> dict[str, dict[
         ValueError: this process has no such CUDA device. Before CUDA is used only the name is
             checked.
         TypeError: `device` is neither index, name nor torch.device.
+
+    Example::
+
+        for name, figures in esper_alloc.tag_stats().items():
+            print(name or "without a tag", figures["reserved_bytes"] >> 20, "MiB")
     """
     if not is_enabled() or not untyped(sys.modules["torch"]).cuda.is_initialized():
         check_device_name(device)

@@ -65,6 +65,10 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, fl
         ValueError: this process has no such CUDA device. Before CUDA is used only the name is
             checked.
         TypeError: `device` is neither index, name nor torch.device.
+
+    Example::
+
+        seconds = esper_alloc.memory_stats()["held_back_seconds"]
     """
     if not _is_running():
         check_device_name(device)

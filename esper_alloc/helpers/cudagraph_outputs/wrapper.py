@@ -63,6 +63,12 @@ class CloneCounts:
         bytes: bytes of these copies.
         gradient_clones: copies of gradients that a graph computed.
         gradient_bytes: bytes of these copies.
+
+    Example::
+
+        step = esper_alloc.cudagraph_outputs(compiled)
+        step(x)
+        print(step.counts.clones, step.counts.bytes)
     """
 
     steps: int = 0

@@ -82,6 +82,13 @@ class GatherBatch(list[tuple[X, Y]], Generic[X, Y]):
     Gathering was enqueued on each device's current stream. On that stream the batch
     can be read at once. On another stream read it inside :meth:`for_stream`, or after
     ``stream.wait_event(batch.ready_event(env))``.
+
+    Example::
+
+        for batch in batches:
+            for env, stream in enumerate(streams):
+                with batch.for_stream(env, stream) as (inputs, targets):
+                    train_step(inputs, targets)
     """
 
     __slots__ = ("_lease", "_ready", "_workers")

@@ -37,6 +37,13 @@ class RewardNormalizer(Normalizer):
     scaled. The attributes and the state of a normaliser by itself are Python numbers
     too (which waits for the device) until it took in a tensor; from then on they are
     tensors. Attributes are copies, and all three can be assigned to.
+
+    Example::
+
+        scale = esper_alloc.RewardNormalizer()
+        for reward in (1.0, 3.0, 5.0):
+            scaled = scale.update_and_normalize(reward)
+        assert scaled == 2.5  # 5 / the deviation of the three
     """
 
     _scaling = SAMPLE
