@@ -163,7 +163,7 @@ def no_cuda(torch: str | None) -> str | None:
     if torch is not None and torch.endswith("+cpu"):
         return f"torch {torch} is built without CUDA"
     hidden = hidden_cuda()
-    return hidden and hidden.why
+    return None if hidden is None else hidden.why
 
 
 def refusal() -> str | None:

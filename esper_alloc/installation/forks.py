@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 _PACKAGES = ("esper_alloc", "torch")
-_bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
+_bootstrap: Any = importlib._bootstrap
 
 
 def _imported_by_others() -> list[str]:
