@@ -33,7 +33,6 @@ clean: ## remove all that was built, and the environment
 	rm -f esper_alloc/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -f tests/core/Makefile ]; then $(MAKE) -s -C tests/core clean; fi
-	@if [ -f tests/fuzz/Makefile ]; then $(MAKE) -s -C tests/fuzz clean; fi
 
 RUN_TESTS = python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest -n auto --dist loadfile $(PYTEST_TIER) $(PYTEST_ARGS)
 SETUP = test -n '$(PYTHON)' && '$(PYTHON)' tools/environment.py

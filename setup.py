@@ -113,7 +113,7 @@ def core_extension(headers_version: str | None) -> Extension:
         macros.append(("ESPER_BUILD_SANITIZE", f'"{SANITIZE}"'))
     if headers_version:
         macros.append(("ESPER_BUILD_CUDA_HEADERS", f'"{headers_version}"'))
-    folders = ("", "audit/", "core/*/", "device/", "device/*/", "pickle/", "python/", "replay/")
+    folders = ("", "audit/", "core/*/", "device/", "device/*/", "python/", "replay/")
     return Extension(
         "esper_alloc._core",
         sources(*(f"{folder}*.c" for folder in folders)),
@@ -146,7 +146,7 @@ def torch_extension(
 
 
 def shim_extension(build: torch_build.TorchBuild) -> Extension:
-    files, depends = sources("torch/*.cpp", "python/*.cpp"), sources("*.h", "torch/*.h")
+    files, depends = sources("torch/*/*.cpp", "python/*.cpp"), sources("*.h", "torch/*/*.h")
     depends += ["csrc/audit/audit.h", "csrc/python/audit_capi.h", "csrc/python/capi.h"]
     return torch_extension(build, "esper_alloc._torch", files, depends)
 
@@ -175,7 +175,7 @@ def decide() -> tuple[list[Extension], list[Extension], torch_build.TorchBuild]:
         found = torch_build.TorchBuild(missing=["the PyTorch part: left out by ESPER_ALLOC_SHIM=0"])
     else:
         found = torch_build.find()
-    if not sources("torch/*.cpp"):
+    if not sources("torch/*/*.cpp"):
         found.missing.append("the PyTorch part: its sources are not in this tree")
     if SHIM == "1" and not found.possible:
         raise SystemExit(

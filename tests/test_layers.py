@@ -2,9 +2,11 @@
 
 Folders are layers: a file may call and include what stands in its own folder or in a
 lower one. The devices are the lowest layer, the core's folders follow, then the replay,
-then all else. The core knows no driver, only what every driver offers, ``device.h``, and
-no driver knows another. Within all of csrc no files call or include each other in a
-circle. Headers of the core declare what the source beside them defines.
+the auditor's engine and the shim's folders, then all else. The core knows no driver, only
+what every driver offers, ``device.h``, and no driver knows another. The engine knows none
+of these, and the shim knows the core by its public headers alone. Within all of csrc no
+files call or include each other in a circle. Headers of the core declare what the source
+beside them defines.
 
 The calls of C files are read from the symbols of compiled objects, so this needs a C
 compiler and ``nm``. The C++ files include PyTorch's headers, and compiling them takes
@@ -32,8 +34,22 @@ PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 PUBLIC = ("esper_alloc.h", "esper_report.h", "esper_sleep.h")
 #: The core's folders, from the lowest to the highest. Each has a README that says so.
 CORE = ("base", "stats", "order", "blocks", "pools", "memory", "requests", "sleep", "api")
+#: The shim's folders, likewise.
+TORCH = (
+    "base", "automatic", "ipc", "start", "debugging", "reporting", "memory", "uses", "auditor",
+    "allocator",
+)  # fmt: skip
+FOLDERS = {"core": CORE, "torch": TORCH}
 #: All folders that are layers, from the lowest to the highest.
-LAYERS = ("device", *(f"core/{folder}" for folder in CORE), "replay")
+LAYERS = (
+    "device",
+    *(f"core/{folder}" for folder in CORE),
+    "replay",
+    "audit",
+    *(f"torch/{folder}" for folder in TORCH),
+)
+#: By these the shim reaches the core and the engine in another module.
+CAPSULES = ("python/capi.h", "python/audit_capi.h")
 #: The C++ files of the PyTorch module.
 SHIM = ("torch/", "python/")
 #: Where the drivers stand, each in a folder of its own.
@@ -113,8 +129,9 @@ def units(edges: Edges, folders: tuple[str, ...]) -> Edges:
 def built_objects(csrc: Path, build: Path) -> dict[str, Path]:
     """The objects of the C++ files by the name of their source. Empty: some are missing, or
     older than a source or header."""
-    sources = [path for folder in SHIM for path in (csrc / folder).glob("*.cpp")]
-    headers = [path for folder in ("", *SHIM) for path in (csrc / folder).glob("*.h")]
+    sources = [path for folder in SHIM for path in (csrc / folder).rglob("*.cpp")]
+    headers = [path for folder in SHIM for path in (csrc / folder).rglob("*.h")]
+    headers += csrc.glob("*.h")
     newest = max(path.stat().st_mtime for path in [*sources, *headers])
     found: dict[str, Path] = {}
     for source in sources:
@@ -151,25 +168,30 @@ def layer(name: str) -> int:
     """The public headers are below all layers; what stands in none of them, above."""
     if name in PUBLIC:
         return -1
+    if name in CAPSULES:
+        return LAYERS.index("audit")
     folder = folder_in(name, LAYERS)
     return LAYERS.index(folder) if folder else len(LAYERS)
 
 
-def knows_a_driver(start: str, end: str) -> bool:
-    """Whether the core knows more of a device than ``device.h``, or a driver another."""
+def knows_too_much(start: str, end: str) -> bool:
+    """Whether the core knows more of a device than ``device.h``, or a driver another; or the
+    engine or the shim the inside of what is below them."""
     if folder_in(start, ["core"]):
         return bool(folder_in(end, ["device"])) and end != "device/device.h"
+    if folder_in(start, ["audit", "torch"]):
+        return bool(folder_in(end, ["device", "core", "replay"]))
     mine, other = folder_in(start, DRIVERS), folder_in(end, DRIVERS)
     return bool(mine and other and mine != other)
 
 
 def edges_up(edges: Edges) -> list[str]:
-    """A line for each edge from a lower layer to a higher one, and for each to a driver
-    from where none is known."""
+    """A line for each edge from a lower layer to a higher one, and for each to what must not
+    be known there."""
     return [
         f"{start} -> {end}: {', '.join(sorted(names))}"
         for (start, end), names in sorted(edges.items())
-        if layer(end) > layer(start) or knows_a_driver(start, end)
+        if layer(end) > layer(start) or knows_too_much(start, end)
     ]
 
 
@@ -216,11 +238,15 @@ def all_calls(all_objects: dict[str, Path]) -> Edges:
     return calls(all_objects)
 
 
-def test_every_folder_of_the_core_is_a_layer_and_says_so() -> None:
-    folders = {path.name for path in (ROOT / "csrc" / "core").iterdir() if path.is_dir()}
-    assert folders == set(CORE)
-    for folder in CORE:
-        assert (ROOT / "csrc" / "core" / folder / "README.md").is_file(), folder
+@pytest.mark.parametrize("part", FOLDERS)
+def test_every_folder_is_a_layer_and_says_so(part: str) -> None:
+    top = ROOT / "csrc" / part
+    assert {path.name for path in top.iterdir() if path.is_dir()} == set(FOLDERS[part])
+    assert list(top.glob("[!.]*.[ch]*")) == []
+    listed = re.findall(r"^\| \[(\w+)\]", (top / "README.md").read_text(), re.M)
+    assert listed == list(reversed(FOLDERS[part]))
+    for folder in FOLDERS[part]:
+        assert (top / folder / "README.md").is_file(), folder
 
 
 @pytest.mark.parametrize(
@@ -276,18 +302,19 @@ def test_no_files_include_each_other_in_a_circle() -> None:
 def test_no_files_of_the_shim_include_each_others_headers_in_a_circle() -> None:
     """A source is above each header that it includes, and above that header's source."""
     found = units(includes(ROOT / "csrc"), SHIM)
-    assert ("torch/allocator", "torch/the_core") in found
+    assert ("torch/allocator/allocator", "torch/start/the_core") in found
     assert circle(found) == []
 
 
 @pytest.mark.slow
-def test_no_files_of_the_shim_call_each_other_in_a_circle(all_objects: dict[str, Path]) -> None:
+def test_no_call_of_the_shim_goes_up_or_in_a_circle(all_objects: dict[str, Path]) -> None:
     built = built_objects(ROOT / "csrc", ROOT / "build")
     if not built:
         give_up = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         give_up("the last build left no objects of the shim, or the sources are newer")
     found = calls({**all_objects, **built})
-    assert ("torch/allocator.cpp", "torch/the_core.cpp") in found
+    assert ("torch/allocator/allocator.cpp", "torch/start/the_core.cpp") in found
+    assert edges_up(found) == []
     assert circle(found) == []
 
 
@@ -322,6 +349,13 @@ def test_an_edge_that_is_put_in_is_named(tmp_path: Path) -> None:
         ("core/api/low.c", "replay/high.h"),
         ("replay/low.c", "python/high.h"),
         ("replay/low.c", "instance.h"),
+        ("replay/low.c", "audit/audit.h"),
+        ("audit/low.c", "device/device.h"),
+        ("torch/base/low.cpp", "torch/start/the_core.h"),
+        ("torch/memory/low.h", "torch/allocator/allocator.h"),
+        ("torch/allocator/low.cpp", "python/other.h"),
+        ("torch/start/low.cpp", "core/base/config.h"),
+        ("torch/start/low.cpp", "device/device.h"),
     ],
 )
 def test_an_include_out_of_a_layer_is_named(start: str, end: str, tmp_path: Path) -> None:
@@ -343,6 +377,11 @@ def test_an_include_out_of_a_layer_is_named(start: str, end: str, tmp_path: Path
         ("replay/high.c", "device/sim/sim.h"),
         ("python/high.c", "replay/low.h"),
         ("esper_alloc.c", "device/cuda/cuda.h"),
+        ("torch/base/high.h", "python/capi.h"),
+        ("torch/auditor/high.h", "audit/audit.h"),
+        ("torch/auditor/high.h", "torch/uses/low.h"),
+        ("python/audit_capi.h", "audit/audit.h"),
+        ("python/_torch.cpp", "torch/allocator/allocator.h"),
     ],
 )
 def test_an_include_that_goes_down_is_fine(start: str, end: str) -> None:
@@ -358,28 +397,30 @@ def test_a_circle_in_any_folder_is_named() -> None:
 @pytest.fixture
 def shim(tmp_path: Path) -> Path:
     """A shim made up, whose options call the allocator that calls them."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "python").mkdir()
-    for name, text in {
-        "torch/allocator.h": "int allocator();\n",
-        "torch/allocator.cpp": '#include "options.h"\nint allocator() { return options(); }\n',
-        "torch/options.h": "int options();\n",
-        "torch/options.cpp": '#include "allocator.h"\nint options() { return allocator(); }\n',
-        "python/_torch.cpp": '#include "../torch/allocator.h"\nint module = allocator();\n',
-    }.items():
-        (tmp_path / name).write_text(text)
+    for name, include, text in (
+        ("torch/allocator/allocator.h", "", "int allocator();"),
+        ("torch/allocator/allocator.cpp", "../start/options.h", "int allocator() { return options(); }"),
+        ("torch/start/options.h", "", "int options();"),
+        ("torch/start/options.cpp", "../allocator/allocator.h", "int options() { return allocator(); }"),
+        ("python/_torch.cpp", "../torch/allocator/allocator.h", "int module = allocator();"),
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((f'#include "{include}"\n' if include else "") + text + "\n")
     return tmp_path
 
 
 def test_a_circle_through_headers_is_named(shim: Path) -> None:
     assert circle(includes(shim)) == []  # no two files include each other
     found = units(includes(shim), SHIM)
-    assert circle(found) == ["torch/allocator", "torch/options", "torch/allocator"]
-    (shim / "torch" / "options.cpp").write_text("int options() { return 0; }\n")
+    allocator, options = "torch/allocator/allocator", "torch/start/options"
+    assert circle(found) == [allocator, options, allocator]
+    assert edges_up(includes(shim)) == [f"{options}.cpp -> {allocator}.h: #include"]
+    (shim / f"{options}.cpp").write_text("int options() { return 0; }\n")
     assert circle(units(includes(shim), SHIM)) == []
+    assert edges_up(includes(shim)) == []
 
 
-def test_a_circle_of_calls_in_built_objects_is_named(shim: Path) -> None:
+def test_a_call_up_in_built_objects_is_named(shim: Path) -> None:
     if not CXX:
         pytest.skip("needs a C++ compiler")
     assert built_objects(shim, shim / "build") == {}
@@ -389,8 +430,10 @@ def test_a_circle_of_calls_in_built_objects_is_named(shim: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([*CXX, "-c", str(source), "-o", str(target)], check=True)
     found = calls(built_objects(shim, shim / "build"))
-    assert circle(found) == ["torch/allocator.cpp", "torch/options.cpp", "torch/allocator.cpp"]
-    os.utime(shim / "torch" / "options.h", (2**32, 2**32))
+    allocator, options = "torch/allocator/allocator.cpp", "torch/start/options.cpp"
+    assert circle(found) == [allocator, options, allocator]
+    assert edges_up(found) == [f"{options} -> {allocator}: _Z9allocatorv"]
+    os.utime(shim / "torch" / "start" / "options.h", (2**32, 2**32))
     assert built_objects(shim, shim / "build") == {}  # older than a header: they say nothing
 
 

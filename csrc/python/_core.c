@@ -8,7 +8,6 @@
 #include "../instance.h"
 #include "audit_capi.h"
 #include "capi.h"
-#include "pickle_check.h"
 #include "replay.h"
 #include "report.h"
 
@@ -316,7 +315,6 @@ static PyMethodDef methods[] = {
     {"counters", counters, METH_O, counters_doc},
     {"pending", esper_py_pending, METH_O, esper_py_pending_doc},
     {"driver_calls", driver_calls, METH_NOARGS, driver_calls_doc},
-    {"check_pickle", esper_py_check_pickle, METH_VARARGS, esper_py_check_pickle_doc},
     {"replay", (PyCFunction)(void (*)(void))esper_py_replay, METH_VARARGS | METH_KEYWORDS,
      esper_py_replay_doc},
     {0},

@@ -5,15 +5,15 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/version.h>
 
-#include "../torch/allocator.h"
-#include "../torch/auditor.h"
-#include "../torch/automatic.h"
-#include "../torch/core_api.h"
-#include "../torch/current.h"
-#include "../torch/python_objects.h"
-#include "../torch/scope.h"
-#include "../torch/sleep.h"
-#include "../torch/use.h"
+#include "../torch/allocator/allocator.h"
+#include "../torch/auditor/auditor.h"
+#include "../torch/automatic/automatic.h"
+#include "../torch/base/core_api.h"
+#include "../torch/base/current.h"
+#include "../torch/base/python_objects.h"
+#include "../torch/memory/sleep.h"
+#include "../torch/uses/scope.h"
+#include "../torch/uses/use.h"
 #include "audit_capi.h"
 #include "capi.h"
 

@@ -224,9 +224,21 @@ static esper_status run_operation(stage *s, const history *h, const operation *o
   return ESPER_INVALID;
 }
 
+/* Lets Python handle signals, Ctrl-C among them. Stops the replay if a handler raised. */
+static int handle_signals(stage *s, size_t at)
+{
+  PyGILState_STATE gil = PyGILState_Ensure();
+  int raised = PyErr_CheckSignals() < 0;
+  PyGILState_Release(gil);
+  return !raised || fail(s, at, ESPER_INVALID, "interrupted");
+}
+
 static int run_operations(stage *s, const history *h, size_t first, size_t end)
 {
+  enum { BETWEEN_SIGNALS = 4096 };
   for (size_t i = first; i < end; i++) {
+    if (i % BETWEEN_SIGNALS == 0 && !handle_signals(s, i))
+      return 0;
     esper_status status = run_operation(s, h, &h->operations[i]);
     if (status != ESPER_OK)
       return fail(s, i, status, h->operations[i].kind == OPERATION_ALLOC ? "malloc" : "free");
@@ -469,9 +481,11 @@ static PyObject *build_result(const history *h, const result *r)
                        (Py_ssize_t)((h->count - h->start) * sizeof *r->curve));
 }
 
-/* RuntimeError(message, status name, operation or None) */
+/* RuntimeError(message, status name, operation or None), or what a signal's handler raised */
 static PyObject *raise_failure(const stage *s)
 {
+  if (PyErr_Occurred())
+    return NULL;
   PyObject *at = s->failed_at == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(s->failed_at);
   PyObject *arguments =
       at ? Py_BuildValue("(ssN)", s->failure, esper_status_name(s->status), at) : NULL;
@@ -525,7 +539,8 @@ const char esper_py_replay_doc[] =
     "many there are. pools: their ids, pairs of numbers. segments: \"classic\" or\n"
     "\"mapped\". device: \"sim\" or \"cuda\".\n\n"
     "Raises ValueError for impossible operations, and RuntimeError\n"
-    "(message, status, index of the operation or None) if one failed.";
+    "(message, status, index of the operation or None) if one failed. Signals are\n"
+    "handled while it runs; what a handler raises ends it.";
 
 PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
 {

@@ -1,5 +1,5 @@
-"""What the auditor's compiled half (csrc/torch/auditor.h) cannot see by itself: CUDA graphs,
-queries, kernels beside the operators, and memory from before the audit."""
+"""What the auditor's compiled half (csrc/torch/auditor/auditor.h) cannot see by itself: CUDA
+graphs, queries, kernels beside the operators, and memory from before the audit."""
 
 from __future__ import annotations
 

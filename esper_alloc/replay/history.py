@@ -15,40 +15,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from itertools import repeat
+from typing import NoReturn
 
-from .ranges import PoolId, Range, RangeError, Ranges
-from .snapshot import Snapshot, SnapshotError
+from .ranges import Range, RangeError, Ranges
+from .reader import ACTIONS, ALLOC, COMPLETE, DEFAULT_POOL, GROW, NOTHING, REQUEST, SHRINK, PoolId
+from .snapshot import Snapshot, SnapshotError, Trace
 
-# What an entry does to memory.
-ALLOC, REQUEST, COMPLETE, GROW, SHRINK, NOTHING = range(6)
-
-_ACTIONS = {
-    "alloc": ALLOC,
-    "free_requested": REQUEST,
-    "free_completed": COMPLETE,
-    "segment_alloc": GROW,
-    "segment_map": GROW,
-    "segment_free": SHRINK,
-    "segment_unmap": SHRINK,
-    # These change nothing: a failed request took no memory.
-    "oom": NOTHING,
-    "snapshot": NOTHING,
-    "user_defined": NOTHING,
-    "annotate": NOTHING,  # what a live block is for; newer than PyTorch 2.11
-}
+_NAMES = tuple(ACTIONS)
 # Of these a recording has some, if it has any of the others.
 _BELONG_TOGETHER = {ALLOC: "alloc", REQUEST: "free_requested", COMPLETE: "free_completed"}
 _MAPPED = ("segment_map", "segment_unmap")
-_LIVE_STATE = "active_allocated"
-_PENDING_STATES = ("active_pending_free", "active_awaiting_free")  # new and old name
 
-DEFAULT_POOL: PoolId = (0, 0)
 GRANULARITY = 512
 NEVER = -1
 BEFORE = -2  # before the first entry
-_MAX_SIZE = 1 << 60
-_MAX_ADDRESS = 1 << 64
 
 
 def rounded(size: int) -> int:
@@ -127,45 +108,34 @@ def fail(path: str, device: int, entry: int | None, what: str) -> NoReturn:
 
 def rebuild(snapshot: Snapshot) -> Iterator[History]:
     """The history of each device that has entries. Raises SnapshotError."""
-    for device, entries in enumerate(snapshot.traces):
-        if entries:
-            yield _Rebuild(snapshot, device).run()
-
-
-@dataclass(frozen=True)
-class _EndBlock:
-    """An allocation in the segments at the end; size: of native's block."""
-
-    address: int
-    size: int
-    requested: int
-    stream: int
-    pending: bool
+    for trace in snapshot.traces:
+        yield _Rebuild(snapshot, trace).run()
 
 
 class _Rebuild:
     """Builds one History, in the order in which its methods stand."""
 
-    def __init__(self, snapshot: Snapshot, device: int) -> None:
+    def __init__(self, snapshot: Snapshot, trace: Trace) -> None:
         self.snapshot = snapshot
-        self.device = device
-        self.entries = snapshot.traces[device]
-        self.end_blocks: list[_EndBlock] = []
+        self.trace = trace
         self.last: dict[int, int] = {}  # address: the last slot there
         self.pool_numbers: dict[PoolId, int] = {DEFAULT_POOL: 0}
-        self.codes: set[int] = set()  # of the entries
 
     def run(self) -> History:
-        end_ranges = self.read_segments()
-        steps, times, moves = self.read_entries()
-        self.codes = {code for code, *_ in steps}
+        end_ranges = self.place_segments()
+        steps, moves = self.read_entries()
         start_ranges, grown_pools = self.walk_back(end_ranges, moves)
+        expandable = self.snapshot.expandable
         self.history = History(
             path=self.snapshot.path,
-            device=self.device,
-            settings=self.read_settings(end_ranges),
+            device=self.trace.device,
+            settings=Settings(
+                any(one.mapped for one in end_ranges) if expandable is None else expandable,
+                self.snapshot.max_split_size,
+                self.snapshot.roundup,
+            ),
             steps=steps,
-            times=times,
+            times=self.trace.times,
             sizes=[],
             streams=[],
             pool_indexes=[],
@@ -174,7 +144,7 @@ class _Rebuild:
             pools=[],
             start=[],
             start_ranges=start_ranges,
-            mapped_steps={entry for entry, mapped in moves if mapped},
+            mapped_steps={entry for entry in moves if self.action(entry) in _MAPPED},
         )
         self.start_ranges = Ranges(start_ranges)
         self.walk_forward(grown_pools)
@@ -183,130 +153,61 @@ class _Rebuild:
         return self.history
 
     def fail(self, entry: int | None, what: str) -> NoReturn:
-        fail(self.snapshot.path, self.device, entry, what + self.skipped_hint())
+        fail(self.snapshot.path, self.trace.device, entry, what + self.skipped_hint())
 
     def skipped_hint(self) -> str:
-        """What may be behind a contradiction, once the entries are read."""
-        missing = [name for code, name in _BELONG_TOGETHER.items() if code not in self.codes]
-        if not missing or not self.codes:
+        """What may be behind a contradiction."""
+        effects = {ACTIONS[_NAMES[action]] for action in set(self.trace.actions)}
+        missing = [name for code, name in _BELONG_TOGETHER.items() if code not in effects]
+        if not missing:
             return ""
         return (
             f"; it has no {', no '.join(missing)} at all: if it was recorded with skip_actions, "
             f"record it again without"
         )
 
-    # The state at the end.
+    def action(self, entry: int) -> str:
+        """Its name."""
+        return _NAMES[self.trace.actions[entry]]
 
-    def read_segments(self) -> Ranges:
+    # The state at the end, and the entries.
+
+    def place_segments(self) -> Ranges:
         ranges = Ranges()
-        for number, segment in enumerate(self.snapshot.segments):
+        for number, start, end, pool, mapped in self.trace.segments:
             try:
-                if segment.get("device", 0) != self.device:
-                    continue
-                start, size = segment["address"], segment["total_size"]
-                _require_range(start, size)
-                pool = _pool_id(segment.get("segment_pool_id", DEFAULT_POOL))
-                mapped = bool(segment.get("is_expandable", False))
-                stream = _integer(segment.get("stream", 0))
-                self.read_blocks(start, start + size, stream, segment["blocks"])
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                self.fail(None, f"segment {number} is malformed: {_why(error)}")
-            try:
-                ranges.add(Range(start, start + size, pool, mapped))
+                ranges.add(Range(start, end, pool, mapped))
             except RangeError as error:
                 self.fail(None, f"segment {number} contradicts another: {error}")
         return ranges
 
-    def read_blocks(self, start: int, end: int, stream: int, blocks: Any) -> None:
-        address = start
-        for block in blocks:
-            size, state = block["size"], block["state"]
-            address = block.get("address", address)  # older versions leave it out
-            _require_range(address, size)
-            if address < start or address + size > end:
-                raise ValueError(f"its block at {address:#x} lies outside of it")
-            if state == _LIVE_STATE or state in _PENDING_STATES:
-                requested = _integer(block.get("requested_size", size)) or size
-                self.end_blocks.append(
-                    _EndBlock(address, size, requested, stream, state != _LIVE_STATE)
-                )
-            address += size
-
-    def read_settings(self, end_ranges: Ranges) -> Settings:
-        given = self.snapshot.settings
-        limit = given.get("max_split_size", -1)
-        roundup = given.get("roundup_power2_divisions")
-        try:
-            divisions = {int(key): int(value) for key, value in (roundup or {}).items()}
-        except (AttributeError, TypeError, ValueError):
-            divisions = {}
-        return Settings(
-            expandable=bool(
-                given.get("expandable_segments", any(one.mapped for one in end_ranges))
-            ),
-            max_split_size=limit if type(limit) is int and limit > 0 else None,
-            roundup={mib: count for mib, count in divisions.items() if mib > 0 and count > 1},
-        )
-
-    # The entries, one by one.
-
-    def read_entries(
-        self,
-    ) -> tuple[list[tuple[int, int, int, int]], array[int], list[tuple[int, bool]]]:
-        """Steps without slots, times, and the entries that move segments."""
-        steps: list[tuple[int, int, int, int]] = []
-        times = array("q")
-        moves: list[tuple[int, bool]] = []
-        codes = _ACTIONS
-        time = 0
-        for number, entry in enumerate(self.entries):
-            try:
-                action = entry["action"]
-                if type(action) is not str:
-                    raise TypeError  # hashing a tuple can take for ever
-                code = codes[action]
-                if code == NOTHING:
-                    steps.append((NOTHING, 0, 0, NEVER))
-                else:
-                    address, size = entry["addr"], entry["size"]
-                    if (
-                        type(address) is not int
-                        or type(size) is not int
-                        or not 0 < size <= _MAX_SIZE
-                        or not 0 < address <= _MAX_ADDRESS - size
-                    ):
-                        self.fail(number, f"{action} of {_shown(size)} bytes at {_shown(address)}")
-                    steps.append((code, address, size, NEVER))
-                    if code >= GROW:
-                        moves.append((number, action in _MAPPED))
-                time = entry.get("time_us", time)
-                times.append(time)
-            except (AttributeError, KeyError, TypeError, OverflowError) as error:
-                if isinstance(entry, dict) and "action" in entry:
-                    if not isinstance(entry["action"], str) or entry["action"] not in codes:
-                        self.fail(number, f"unknown action {_shown(entry['action'])}")
-                self.fail(number, f"malformed: {_why(error)}")
-        return steps, times, moves
+    def read_entries(self) -> tuple[list[tuple[int, int, int, int]], list[int]]:
+        """Steps without slots, and the entries that move segments."""
+        trace, codes = self.trace, tuple(ACTIONS.values())
+        effects = [codes[action] for action in trace.actions]
+        steps = list(zip(effects, trace.addresses, trace.sizes, repeat(NEVER)))
+        return steps, [entry for entry, code in enumerate(effects) if code in (GROW, SHRINK)]
 
     # Backwards: the segments at the start, and the pool of each that came.
 
     def walk_back(
-        self, end_ranges: Ranges, moves: list[tuple[int, bool]]
+        self, end_ranges: Ranges, moves: list[int]
     ) -> tuple[list[Range], dict[int, PoolId | None]]:
         ranges = Ranges(end_ranges)
         pools: dict[int, PoolId | None] = {}
-        for number, mapped in reversed(moves):
-            entry = self.entries[number]
-            start, end = entry["addr"], entry["addr"] + entry["size"]
+        for number in reversed(moves):
+            action, size = self.action(number), self.trace.sizes[number]
+            start, mapped = self.trace.addresses[number], action in _MAPPED
+            end = start + size
             try:
-                if _ACTIONS[entry["action"]] == GROW:
+                if ACTIONS[action] == GROW:
                     pools[number] = ranges.remove(start, end, mapped).pool
                 else:
                     ranges.add(Range(start, end, _pool_beside(ranges, start, end, mapped), mapped))
             except RangeError as error:
                 self.fail(
                     number,
-                    f"{entry['action']} of {entry['size']} bytes at {start:#x} "
+                    f"{action} of {size} bytes at {start:#x} "
                     f"contradicts the segments at the end: {error}",
                 )
         return list(ranges), pools
@@ -314,7 +215,7 @@ class _Rebuild:
     # Forwards: who is live when.
 
     def walk_forward(self, grown_pools: dict[int, PoolId | None]) -> None:
-        history, entries, last = self.history, self.entries, self.last
+        history, streams, last = self.history, self.trace.streams, self.last
         steps, sizes = history.steps, history.sizes
         requested_at, completed_at = history.requested_at, history.completed_at
         ranges = Ranges(history.start_ranges)
@@ -325,7 +226,7 @@ class _Rebuild:
                 if code == ALLOC:
                     if slot != NEVER and completed_at[slot] == NEVER:
                         self.fail_alloc(number, address, slot)
-                    slot = self.new_slot(address, size, entries[number].get("stream", 0), ranges)
+                    slot = self.new_slot(address, size, streams[number], ranges)
                     if slot == NEVER:
                         self.fail(number, f"alloc of {size} bytes at {address:#x}, in no segment")
                 elif slot == NEVER:
@@ -352,7 +253,7 @@ class _Rebuild:
                 else:
                     ranges.remove(address, address + size, mapped)
 
-    def new_slot(self, address: int, size: int, stream: Any, ranges: Ranges) -> int:
+    def new_slot(self, address: int, size: int, stream: int, ranges: Ranges) -> int:
         """The slot of an allocation that lies in one segment, else NEVER."""
         home = ranges.find(address)
         if home is None or address + rounded(size) > home.end:
@@ -360,7 +261,7 @@ class _Rebuild:
         history = self.history
         slot = len(history.sizes)
         history.sizes.append(size)
-        history.streams.append(stream if type(stream) is int else 0)
+        history.streams.append(stream)
         pool = home.pool or DEFAULT_POOL
         history.pool_indexes.append(self.pool_numbers.setdefault(pool, len(self.pool_numbers)))
         history.requested_at.append(NEVER)
@@ -381,7 +282,7 @@ class _Rebuild:
         history = self.history
         if stream is None:
             assert number is not None
-            stream = self.entries[number].get("stream", 0)
+            stream = self.trace.streams[number]
         slot = self.new_slot(address, size, stream, self.start_ranges)
         if slot == NEVER:
             self.fail(
@@ -423,28 +324,26 @@ class _Rebuild:
         history, last = self.history, self.last
         stayed: dict[int, int] = {}  # slot: bytes of native's block
         left = {address for address, slot in last.items() if history.completed_at[slot] == NEVER}
-        for block in self.end_blocks:
-            slot = last.get(block.address, NEVER)
+        for address, size, requested, stream, pending in self.trace.blocks:
+            slot = last.get(address, NEVER)
             if slot == NEVER:
-                self.start_slot(
-                    None, block.address, block.requested, block.pending, block.stream, block.size
-                )
+                self.start_slot(None, address, requested, pending, stream, size)
                 continue
-            state = "pending" if block.pending else "live"
-            if block.address not in left:
+            state = "pending" if pending else "live"
+            if address not in left:
                 self.fail(
                     None,
-                    f"{block.address:#x} is {state} in the segments, but its free completed at "
+                    f"{address:#x} is {state} in the segments, but its free completed at "
                     f"{self.entry_name(history.completed_at[slot])}",
                 )
-            if block.pending != (history.requested_at[slot] != NEVER):
+            if pending != (history.requested_at[slot] != NEVER):
                 self.fail(
                     None,
-                    f"{block.address:#x} is {state} in the segments, but "
-                    + ("nobody asked to free it" if block.pending else "its free was requested"),
+                    f"{address:#x} is {state} in the segments, but "
+                    + ("nobody asked to free it" if pending else "its free was requested"),
                 )
-            left.discard(block.address)
-            stayed[slot] = block.size
+            left.discard(address)
+            stayed[slot] = size
         if left:
             address = min(left)
             self.fail(
@@ -467,36 +366,3 @@ def _pool_beside(ranges: Ranges, start: int, end: int, mapped: bool) -> PoolId |
             if beside is not None and beside.mapped:
                 return beside.pool
     return None
-
-
-def _shown(value: Any) -> str:
-    """A value of the file for a message. A container is not written out: it may hold
-    another one again and again, and so be longer than any memory."""
-    if isinstance(value, (list, tuple, dict)):
-        return f"a {type(value).__name__}"
-    try:
-        return f"{value!r:.60}"
-    except ValueError:  # Python does not print all the digits
-        return "a huge number"
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"{_shown(value)} is not a number")
-    return value
-
-
-def _require_range(start: Any, size: Any) -> None:
-    if _integer(start) <= 0 or not 0 < _integer(size) <= min(_MAX_SIZE, _MAX_ADDRESS - start):
-        raise ValueError(f"{_shown(size)} bytes at {_shown(start)}")
-
-
-def _pool_id(value: Any) -> PoolId:
-    first, second = value
-    if not (0 <= _integer(first) < 1 << 64 and 0 <= _integer(second) < 1 << 64):
-        raise ValueError(f"pool ({_shown(first)}, {_shown(second)})")
-    return first, second
-
-
-def _why(error: Exception) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else str(error)

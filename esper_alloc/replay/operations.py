@@ -6,8 +6,8 @@ import struct
 from array import array
 from dataclasses import dataclass
 
-from .history import ALLOC, COMPLETE, REQUEST, History
-from .ranges import PoolId
+from .history import History
+from .reader import ALLOC, COMPLETE, REQUEST, PoolId
 
 # As replay.c has them.
 _ALLOC, _FREE, _FREE_PENDING, _DONE = range(4)

@@ -70,7 +70,7 @@ def _row(recording: Recording, runs: Sequence[Replayed]) -> Row:
     at_operations = [times[entry] for entry in recording.operations.entries]
     for run in runs:
         panels.append(_panel(f"replayed, {run.kind}", at_operations, run.usage, run))
-    name = os.path.basename(history.path)
+    name = os.path.basename(history.path).replace("$", r"\$")  # matplotlib's mathematics
     return Row(f"{name}, device {history.device}", unit, panels)
 
 

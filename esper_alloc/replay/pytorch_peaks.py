@@ -11,16 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .history import (
-    ALLOC,
-    COMPLETE,
-    GROW,
-    REQUEST,
-    SHRINK,
-    History,
-    Settings,
-    rounded,
-)
+from .history import History, Settings, rounded
+from .reader import ALLOC, COMPLETE, GROW, REQUEST, SHRINK
 
 MIB = 1 << 20
 SMALL_SIZE = MIB  # requests up to this come from the small pool

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-PoolId = tuple[int, int]
+from .reader import PoolId
 
 
 class Range(NamedTuple):

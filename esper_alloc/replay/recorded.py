@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from .history import ALLOC, COMPLETE, GROW, REQUEST, SHRINK, History, rounded
+from .history import History, rounded
+from .reader import ALLOC, COMPLETE, GROW, REQUEST, SHRINK
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,16 @@ from .history import History, rebuild
 from .operations import Operations, make_operations
 from .pytorch_peaks import NativePeaks, native_peaks
 from .recorded import Recorded, Usage, add_up
-from .snapshot import load_snapshot
+from .snapshot import SnapshotError, load_snapshot
 
 Device = Literal["sim", "cuda"]
 DEVICES: tuple[Device, ...] = ("sim", "cuda")
 
 Segments = Literal["mapped", "classic"]
 SEGMENTS: tuple[Segments, ...] = ("mapped", "classic")
+
+#: Bytes. The simulated device takes seconds for so much, and hours for ten times as much.
+MOST_RESERVED = 1 << 40
 
 
 class ReplayError(Exception):
@@ -63,17 +66,23 @@ def load_recordings(
     Raises SnapshotError."""
     report(f"reading {path}")
     snapshot = load_snapshot(path)
-    entries = sum(map(len, snapshot.traces))
+    entries = sum(len(trace.actions) for trace in snapshot.traces)
     report(f"rebuilding {path}: {entries:,} entries")
     recordings = []
-    for history in rebuild(snapshot):
-        name = f"{path}, device {history.device}"
-        report(f"checking {name} against native's blocks")
-        native = native_peaks(history)
-        report(f"adding up {name}")
-        recorded = add_up(history)
-        report(f"preparing {name}")
-        recordings.append(Recording(history, recorded, native, make_operations(history)))
+    try:
+        for history in rebuild(snapshot):
+            name = f"{path}, device {history.device}"
+            report(f"checking {name} against native's blocks")
+            native = native_peaks(history)
+            report(f"adding up {name}")
+            recorded = add_up(history)
+            if recorded.peak_reserved > MOST_RESERVED:
+                most = f"{recorded.peak_reserved} bytes"
+                history.contradiction(None, f"{most} were reserved, more than any device has")
+            report(f"preparing {name}")
+            recordings.append(Recording(history, recorded, native, make_operations(history)))
+    except MemoryError:
+        raise SnapshotError(f"{snapshot.path}: too large for this machine's memory") from None
     return recordings
 
 

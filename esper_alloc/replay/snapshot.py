@@ -2,39 +2,29 @@
 and attaching pending uses to their blocks, tags to their segments and the allowance to the
 settings (:func:`with_uses`).
 
-A snapshot is a pickle, plain or gzip-compressed, and a pickle may ask to run
-anything. Nothing of that kind is admitted here, twice over: the bytes are
-checked before they are loaded (``_core.check_pickle`` knows only the opcodes
-of plain containers and scalars, bounds how deep they are nested, and says what
-loading them can cost), and the unpickler that then loads them refuses every
-look-up by name.
+A snapshot is a pickle, plain or gzip-compressed, and a hostile pickle can do more harm than run
+code. So ``reader.py`` loads it in a process of its own, and hands over numbers only.
 """
 
 from __future__ import annotations
 
-import io
+import marshal
 import os
-import pickle
-import zlib
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from array import array
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, cast
 
-from .. import _core
+from . import reader
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_CHUNK_BYTES = 1 << 20
-
-#: The name of an annotation that stands for a use (csrc/torch/snapshot.cpp).
+#: The name of an annotation that stands for a use (csrc/torch/reporting/snapshot.cpp).
 _USE = "esper_alloc.use"
 #: And of one that stands for a segment's tag, and how much of it sleeps.
 _TAG = "esper_alloc.tag"
 #: And of the one that stands for the allowance, among the settings.
 _ALLOWANCE = "esper_alloc.allowance"
-
-NO_TRACE_REMEDY = (
-    "call torch.cuda.memory._record_memory_history() before the job and _dump_snapshot() after it"
-)
 
 
 class SnapshotError(Exception):
@@ -42,31 +32,105 @@ class SnapshotError(Exception):
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """What a snapshot file holds. Its entries are not believed yet.
+class Trace:
+    """What a snapshot tells of one device that has entries. All numbers are in their ranges;
+    whether they fit together is not known yet.
 
-    path: as given. segments: the state at the end, a list of dicts.
-    traces: for each device the list of its entries, oldest first.
-    settings: the recording allocator's options; empty where unknown.
+    segments, blocks: the state at the end; blocks are those in use (see reader.py).
+    For each entry, oldest first: its position in reader.ACTIONS, its address and bytes (0 where the
+    action has none), its stream's handle, and its time in microseconds.
+    """
+
+    device: int
+    segments: list[reader.Segment]
+    blocks: list[reader.Block]
+    actions: bytes
+    addresses: array[int]
+    sizes: array[int]
+    streams: array[int]
+    times: array[int]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a snapshot file holds.
+
+    path: for messages. traces: one for each device that has entries.
+    expandable, max_split_size (bytes), roundup (divisions of each power of two of MiB): the
+    recording allocator's options; None and empty where unknown.
     """
 
     path: str
-    segments: list[Any]
-    traces: list[list[Any]]
-    settings: dict[Any, Any]
+    traces: list[Trace]
+    expandable: bool | None
+    max_split_size: int | None
+    roundup: dict[int, int]
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
-    """Loads one file. Raises SnapshotError; its message names the file."""
-    name = os.fspath(path)
+    """Loads one file. Raises SnapshotError; its message is one line and names the file."""
+    name = _printable(os.fsdecode(path))
     try:
-        return _shaped(name, _unpickled(_contents(name)))
+        found = _read(path)
     except SnapshotError as error:
-        raise SnapshotError(f"{name}: {error}") from None
+        raise SnapshotError(f"{name}: {_printable(str(error))}") from None
+    options, traces = found
+    return Snapshot(
+        name,
+        [
+            Trace(device, segments, blocks, columns[0], *map(_numbers, "QQqq", columns[1:]))
+            for device, segments, blocks, columns in traces
+        ],
+        *options,
+    )
+
+
+def memory_limit() -> int:
+    """Bytes that a loaded snapshot may take: three quarters of this machine's."""
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        physical = 16 << 30
+    return physical * 3 // 4
+
+
+def _read(path: str | os.PathLike[str]) -> reader.Found:
+    """What the reader, in its own process, finds in the file."""
+    # -I and -S: nothing of the environment, and no packages.
+    command = [sys.executable or "", "-I", "-S", reader.__file__, str(memory_limit())]
+    try:
+        with open(path, "rb") as file:
+            done = subprocess.run(command, stdin=file, capture_output=True)
     except OSError as error:
-        raise SnapshotError(f"{name}: cannot be read: {error.strerror or error}") from None
-    except MemoryError:
-        raise SnapshotError(f"{name}: too large for this machine's memory") from None
+        why = error.strerror or str(error)
+        if error.filename == command[0]:
+            why = f"sys.executable, {command[0]!r}, does not start: {why}"
+        raise SnapshotError(f"cannot be read: {why}") from None
+    if done.returncode < 0:
+        raise SnapshotError(
+            "not a memory snapshot: loading it was ended by a signal "
+            f"({signal.strsignal(-done.returncode)}), as by a damaged or hostile file, or by too "
+            f"little memory; {reader.REMEDY}"
+        )
+    try:
+        found = marshal.loads(done.stdout)
+    except (EOFError, TypeError, ValueError):
+        why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SnapshotError(f"cannot be read: {command[0]} answers {why!r}") from None
+    if isinstance(found, str):
+        raise SnapshotError(found)
+    return cast(reader.Found, found)
+
+
+def _numbers(typecode: str, data: bytes) -> array[int]:
+    numbers: array[int] = array(typecode)
+    numbers.frombytes(data)
+    return numbers
+
+
+def _printable(text: str) -> str:
+    """Without line breaks, control characters, and bytes that are no text."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:
@@ -129,106 +193,3 @@ def _segment_with(segment: dict[str, Any], uses: dict[int, list[dict[str, Any]]]
         for block in segment["blocks"]
     ]
     return {**segment, "blocks": blocks}
-
-
-def memory_limit() -> int:
-    """Bytes that a loaded snapshot may take: three quarters of this machine's."""
-    try:
-        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        physical = 16 << 30
-    return physical * 3 // 4
-
-
-def _refuse_size(size: int) -> None:
-    limit = memory_limit()
-    if size > limit:
-        raise SnapshotError(
-            f"loading it could take more than {limit / 2**30:.1f} GiB, "
-            "three quarters of this machine's memory"
-        )
-
-
-def _contents(name: str) -> bytes:
-    """The file's bytes, decompressed where they are gzip, whatever its name."""
-    with open(name, "rb") as file:
-        compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        file.seek(0)
-        if compressed:
-            return b"".join(_gunzipped(file))
-        return file.read()
-
-
-def _gunzipped(file: BinaryIO) -> Iterator[bytes]:
-    """The members of a gzip file, in pieces; stops before memory runs out."""
-    total = 0
-    data = file.read(_CHUNK_BYTES)
-    try:
-        while data:
-            member = zlib.decompressobj(wbits=31)
-            while not member.eof:
-                if not data:
-                    raise SnapshotError("truncated: its gzip data ends early")
-                piece = member.decompress(data, 16 * _CHUNK_BYTES)
-                total += len(piece)
-                _refuse_size(total)
-                yield piece
-                data = member.unconsumed_tail or (b"" if member.eof else file.read(_CHUNK_BYTES))
-            data = (member.unused_data or file.read(_CHUNK_BYTES)).lstrip(b"\0")
-    except zlib.error as error:
-        raise SnapshotError(f"its gzip data is damaged: {error}") from None
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Builds containers and scalars; whatever has a name is refused."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(
-            f"it asks for {module}.{name}, which no memory snapshot contains"
-        )
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError(
-            "it asks for an object outside the file, which no memory snapshot does"
-        )
-
-
-def _unpickled(data: bytes) -> Any:
-    if not data:
-        raise SnapshotError("not a memory snapshot: the file is empty")
-    try:
-        _refuse_size(_core.check_pickle(data, memory_limit()))
-    except ValueError as error:
-        raise SnapshotError(str(error)) from None
-    try:
-        return _PlainUnpickler(io.BytesIO(data)).load()
-    except MemoryError:
-        raise
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        why = " ".join(str(error).split())
-        raise SnapshotError(f"not a memory snapshot: a damaged pickle ({why})") from None
-
-
-def _shaped(name: str, loaded: Any) -> Snapshot:
-    """Checks the outermost containers; the entries are history's business."""
-    if not isinstance(loaded, dict):
-        raise SnapshotError(
-            f"not a memory snapshot: it holds a {type(loaded).__name__}, not a dict "
-            "with 'segments' and 'device_traces'"
-        )
-    for key in ("segments", "device_traces"):
-        if not isinstance(loaded.get(key), list):
-            raise SnapshotError(f"not a memory snapshot: it has no list of {key!r}")
-    traces = loaded["device_traces"]
-    for device, trace in enumerate(traces):
-        if not isinstance(trace, list):
-            raise SnapshotError(f"not a memory snapshot: device_traces[{device}] is not a list")
-    if not any(traces):
-        raise SnapshotError(f"no trace in it: {NO_TRACE_REMEDY}")
-    settings = loaded.get("allocator_settings")
-    return Snapshot(
-        path=name,
-        segments=loaded["segments"],
-        traces=traces,
-        settings=settings if isinstance(settings, dict) else {},
-    )

@@ -1,6 +1,6 @@
 """Automatic uses where PyTorch's operators do not show them.
 
-The compiled half sees every operator (csrc/torch/automatic.h). Compiled graphs and
+The compiled half sees every operator (csrc/torch/automatic/automatic.h). Compiled graphs and
 Triton kernels are launched beside the operators, so their arguments are noted here,
 just before the launch; a stream that only Python knows of is announced.
 """

@@ -2,7 +2,7 @@
 tensors, functorch, and any other dispatch mode.
 
 There the calls become the operators ``torch.ops.esper_alloc.*``, which the
-compiled half defines (csrc/torch/operators.cpp says what each does). Dynamo
+compiled half defines (csrc/torch/uses/operators.cpp says what each does). Dynamo
 traces the functions below in place of the real ones (teaching.py tells it to).
 """
 

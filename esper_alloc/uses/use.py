@@ -394,7 +394,7 @@ def _mark_cuda(
         stream = _stream_behind(event, tensor.device)
     if stream is None:
         stream = torch.cuda.current_stream(tensor.device)
-    # Autograd may read it later: see autograd_may_read() in csrc/torch/marking.h.
+    # Autograd may read it later: see autograd_may_read() in csrc/torch/uses/marking.h.
     may_be_read = torch.is_grad_enabled() or untyped(torch)._C._current_graph_task_id() != -1
     ends_here = event is None and not may_be_read
     if not (ends_here and _mark_through_library(tensor, stream)):

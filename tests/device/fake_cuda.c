@@ -611,8 +611,7 @@ static CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAcce
   BEGIN(UNSAFE);
   for (size_t i = 0; i < count; i++)
     if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-        (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
-         access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE))
+        access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       return 1;
   for (size_t i = 0; i < count; i++)
     access_flags[access[i].location.id] = access[i].flags;

@@ -435,7 +435,7 @@ def test_pending_uses_stand_in_snapshots_that_viewers_read():
         import tempfile
         with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
             torch.cuda.memory._dump_snapshot(file.name)
-            assert snapshot.load_snapshot(file.name).segments
+            assert snapshot.load_snapshot(file.name).traces[0].segments
         torch.cuda.synchronize()
         taken = snapshot.with_uses(torch.cuda.memory._snapshot())
         assert not [b for s in taken["segments"] for b in s["blocks"] if "uses" in b]

@@ -1,6 +1,6 @@
-"""Snapshots of plain data whose values are far longer than the file: a list that
-holds one list twice, which again holds one twice, and numbers with more digits than
-Python prints. A message names such a value without writing it out."""
+"""Snapshots of plain data whose values are of wrong types, out of range, or far longer than the
+file: a list that holds one list twice, which again holds one twice, and numbers with more digits
+than Python prints. A message names such a value without writing it out."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ def of_segment(**changes: Any) -> dict[str, Any]:
     return {**of_entry(), "segments": [{**segment, **changes}]}
 
 
+def of_block(**changes: Any) -> dict[str, Any]:
+    return of_segment(blocks=[{"size": 512, "state": "active_allocated", **changes}])
+
+
 @pytest.mark.parametrize(
     ("snapshot", "say"),
     [
@@ -49,10 +53,26 @@ def of_segment(**changes: Any) -> dict[str, Any]:
         (of_entry(addr=HUGE), "entry 0: alloc of 512 bytes at a huge number"),
         (of_entry(action="x" * 1000), "entry 0: unknown action '" + "x" * 59),
         (of_segment(address=LISTS), "segment 0 is malformed: a list is not a number"),
+        (of_entry(addr=1 << 63), f"entry 0: alloc of 512 bytes at {1 << 63}"),
+        (of_entry(stream=HUGE), "entry 0: alloc on stream a huge number"),
+        (of_entry(stream=1 << 63), f"entry 0: alloc on stream {1 << 63}"),
+        (of_entry(stream=None), "entry 0: alloc on stream None"),
+        (of_entry(time_us=HUGE), "entry 0: malformed: its time is a huge number"),
+        (of_entry(time_us=LISTS), "entry 0: malformed: its time is a list"),
         (of_segment(address=HUGE), "segment 0 is malformed: 4096 bytes at a huge number"),
+        (of_segment(address=-4096), "segment 0 is malformed: 4096 bytes at -4096"),
+        (of_segment(total_size=-1), "segment 0 is malformed: -1 bytes at 4096"),
+        (of_segment(device="cuda:0"), "segment 0 is malformed: 'cuda:0' is not a number"),
+        (of_segment(stream=HUGE), "segment 0 is malformed: a huge number is out of range"),
+        (of_segment(blocks=None), "segment 0 is malformed: "),
         (of_segment(stream=TUPLES), "segment 0 is malformed: a tuple is not a number"),
         (of_segment(segment_pool_id=LISTS), "segment 0 is malformed: a list is not a number"),
-        (of_segment(segment_pool_id=(HUGE, 0)), "malformed: pool (a huge number, 0)"),
+        (of_segment(segment_pool_id=(HUGE, 0)), "malformed: a huge number is out of range"),
+        (of_segment(segment_pool_id=(0, -1)), "malformed: -1 is out of range"),
+        (of_block(requested_size=-1), "malformed: -1 is out of range"),
+        (of_block(requested_size=1 << 61), f"malformed: {1 << 61} is out of range"),
+        (of_block(requested_size="1"), "malformed: '1' is not a number"),
+        (of_block(size=HUGE), "malformed: a huge number bytes at 4096"),
         (of_segment(blocks=[{"size": LISTS, "state": TUPLES}]), "malformed: a list is not a"),
     ],
 )
@@ -65,3 +85,21 @@ def test_a_message_stays_short(tmp_path, snapshot, say):
     message = str(caught.value)
     assert say in message
     assert len(message) < len(str(path)) + 200 and "\n" not in message
+
+
+@pytest.mark.parametrize("sizes", [[1 << 60], [1 << 39, 1 << 39, 1 << 21]])
+def test_more_memory_than_any_device_has_is_not_replayed(tmp_path, sizes):
+    """It would take hours."""
+    segments, entries, address = [], [], 1 << 40
+    for size in sizes:
+        block = {"size": size, "state": "active_allocated"}
+        segments.append({"address": address, "total_size": size, "blocks": [block]})
+        entries += [
+            {"action": action, "addr": address, "size": size}
+            for action in ("segment_alloc", "alloc")
+        ]
+        address += size
+    path = tmp_path / "hostile"
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [entries]}))
+    with pytest.raises(SnapshotError, match=f"{sum(sizes)} bytes were reserved, more than any"):
+        replay.load_recordings(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import resource
+import signal
 import struct
 import subprocess
 import sys
@@ -700,6 +701,35 @@ def test_memory_that_does_not_fit_is_an_error_with_its_operation():
 def test_an_empty_history_runs():
     ran = run_core()
     assert ran["operations"] == 0 and ran["peak_reserved"] == 0 and ran["curve"] == b""
+
+
+class Interrupted(Exception):
+    """Raised by a signal's handler."""
+
+
+def test_signals_are_handled_while_it_runs():
+    """Ctrl-C, say. Signals that come during a call that handles none count as one, after it."""
+    slots = 200_000
+    one = "=IIIIQIIIIQ"
+    packed = b"".join(
+        struct.pack(one, ALLOC, slot, 0, 0, 1, FREE, slot, 0, 0, 0) for slot in range(slots)
+    )
+    armed, handled = [], []
+
+    def handle(*_):
+        handled.extend(armed)
+        if len(handled) == 3:
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        with pytest.raises(Interrupted):
+            armed.append(1)
+            _core.replay(packed, start=0, slots=slots, streams=1, uses=0, pools=[(0, 0)], **PLAIN)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # ---- the recorded jobs ----------------------------------------------------------------

@@ -32,12 +32,13 @@ static void device_init(core_t *core, int index)
   device->core = core;
   device->index = index;
   mutex_init(&device->sleep_lock, LOCK_SLEEP);
+  mutex_init(&device->sending_lock, LOCK_SENDING);
   mutex_init(&device->sync_lock, LOCK_SYNC);
+  mutex_init(&device->growth_lock, LOCK_GROWTH);
   mutex_init(&device->lock, LOCK_DEVICE);
   mutex_init(&device->events_lock, LOCK_LEAF);
   device->fraction = 1;
   device->limit = SIZE_MAX;
-  peers_init(device);
   arena_init(&device->blocks, sizeof(block_t));
   arena_init(&device->segments, sizeof(segment_t));
   arena_init(&device->uses, sizeof(use_t));

@@ -57,18 +57,3 @@ void unlock_and_wake(mutex_t *mutex)
 {
   syscall(SYS_futex, &mutex->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
-
-void eventcount_advance(eventcount_t *ec)
-{
-  atomic_fetch_add(&ec->count, 1);
-  if (atomic_load(&ec->waiting))
-    syscall(SYS_futex, &ec->count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-}
-
-void eventcount_wait(eventcount_t *ec, int count)
-{
-  atomic_fetch_add(&ec->waiting, 1);
-  while (atomic_load(&ec->count) == count)
-    syscall(SYS_futex, &ec->count, FUTEX_WAIT_PRIVATE, count, NULL, NULL, 0);
-  atomic_fetch_sub(&ec->waiting, 1);
-}

@@ -1,4 +1,4 @@
-/* lock.h: a mutex of one word, a latch, an eventcount. The mutex is taken and released inline:
+/* lock.h: a mutex of one word, and a latch. The mutex is taken and released inline:
  * malloc and free hold it for about twenty nanoseconds, so a library call would be noticed. A
  * thread that finds it held spins briefly, then sleeps. */
 #ifndef ESPER_LOCK_H
@@ -34,20 +34,6 @@ static inline void mutex_init(mutex_t *mutex, lock_rank rank)
 typedef struct latch {
   atomic_bool held;
 } latch_t;
-
-/* A thread reads the count, and may then wait until another thread has advanced it. It has nothing
- * to do with the driver's events. */
-typedef struct eventcount {
-  atomic_int count, waiting;
-} eventcount_t;
-
-void eventcount_advance(eventcount_t *ec);
-void eventcount_wait(eventcount_t *ec, int count);
-
-static inline int eventcount_read(eventcount_t *ec)
-{
-  return atomic_load(&ec->count);
-}
 
 /* For loops that wait for a latch; `turn` counts the calls. */
 void wait_briefly(int turn);

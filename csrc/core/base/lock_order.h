@@ -13,8 +13,9 @@
   R(UNRANKED, "a lock without a rank")                               \
   R(CONFIG, "the configuration lock")                                \
   R(SLEEP, "a device's sleep lock")                                  \
+  R(SENDING, "a device's sending lock")                              \
   R(SYNC, "a device's sync lock")                                    \
-  R(PAGING, "a device's paging lock")                                \
+  R(GROWTH, "a device's growth lock")                                \
   R(RECORD, "a stream's record lock")                                \
   R(DEVICE, "a device's lock")                                       \
   R(CACHE, "a block cache's latch")                                  \

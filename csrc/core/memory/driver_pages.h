@@ -1,5 +1,5 @@
 /* driver_pages.h: pages are created, mapped, unmapped and released. Without the device's lock, and
- * between paging_begin and paging_end where addresses are concerned. */
+ * under its growth lock where addresses are concerned. */
 #ifndef ESPER_DRIVER_PAGES_H
 #define ESPER_DRIVER_PAGES_H
 

@@ -176,27 +176,22 @@ esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block
                      device->index);
   size_t pages = round_to_granule(device, size);
   lock(&device->lock);
-  esper_status status = segment_reserve(device, pages);
+  esper_status status = segment_check_limits(device, pages);
   segment_t *s = status == ESPER_OK ? make(heap, size, large, &made) : NULL;
-  if (status == ESPER_OK && !s) {
-    device->reserving -= pages;
+  if (status == ESPER_OK && !s)
     status = error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
-  }
   unlock(&device->lock);
   if (status != ESPER_OK)
     return status;
 
   uintptr_t address = 0;
-  paging_begin(device);
   status = fence_raise(device, pages, &address, &s->fence_page, missing);
   lock(&device->lock);
-  device->reserving -= pages;
   if (status == ESPER_OK)
     segment_add(*block = made, address);
   else
     segment_discard(device, s->first);
   unlock(&device->lock);
-  paging_end(device);
   return status;
 }
 
@@ -205,14 +200,12 @@ esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block
 void fence_release(device_t *device, block_t *block)
 {
   segment_t *s = block->segment;
-  paging_begin(device);
   fence_lower(s);
   lock(&device->lock);
   device->refused = 0;
   segment_leaves(device, block);
   segment_discard(device, s->first);
   unlock(&device->lock);
-  paging_end(device);
 }
 
 uint64_t fence_rounds(const device_t *device)

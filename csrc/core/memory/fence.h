@@ -14,7 +14,7 @@
  * or with ESPER_OUT_OF_MEMORY the bytes for which there are no addresses, if that is the reason. */
 esper_status fence_obtain(heap_t *heap, size_t size, bool large, block_t **block, size_t *missing);
 
-/* Unmaps the pages of a claimed block that owes nothing. Without the lock. */
+/* Unmaps the pages of a claimed block that owes nothing. Under the growth lock. */
 void fence_release(device_t *device, block_t *block);
 
 /* The same when the core is destroyed, and afterwards the device's addresses. */

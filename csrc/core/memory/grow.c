@@ -12,7 +12,6 @@
 #include "../pools/pool.h"
 #include "../stats/stats.h"
 #include "driver_pages.h"
-#include "in_flight.h"
 #include "mapped.h"
 #include "page_table.h"
 #include "peers.h"
@@ -119,7 +118,7 @@ static size_t least(size_t a, size_t b)
 static bool memory_is_plentiful(const device_t *device, size_t missing)
 {
   size_t all = least(device->limit, device->total);
-  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current + device->reserving;
+  size_t reserved = (size_t)device->stats.reserved_bytes[ESPER_ALL].current;
   return !device->refused && reserved + missing <= all - all / 8 &&
          segment_may_come(device, missing + all / 8);
 }
@@ -146,7 +145,7 @@ static esper_status cut_piece(growth_t *g)
   size_t lent = stitch_bytes(&g->stitch), size = lent > w->missing ? lent : w->missing;
   uintptr_t begin = w->hole->address + (w->from_end ? w->hole->size - size : 0);
   size_t created = size - lent, page_size = new_page_size(g, created);
-  esper_status status = segment_reserve(g->device, created);
+  esper_status status = segment_check_limits(g->device, created);
   if (status != ESPER_OK)
     return status;
   g->created = created;
@@ -154,7 +153,6 @@ static esper_status cut_piece(growth_t *g)
   g->piece = hole_cut(w->hole, begin, begin + size);
   if (g->piece)
     return ESPER_OK;
-  g->device->reserving -= created;
   return error_set(ESPER_HOST_MEMORY, "no host memory for a block");
 }
 
@@ -292,7 +290,6 @@ static block_t *keep_books(growth_t *g, esper_status status)
 {
   cache_close(g->heap);
   note_refusal(g, status);
-  g->device->reserving -= g->created;
   stitch_finish(&g->stitch, status == ESPER_OK);
   if (status == ESPER_OK) {
     if (RULE(LENT_PAGES_KEEP_STAMP))
@@ -319,15 +316,11 @@ static esper_status fill(growth_t *g, block_t **block)
     moved = stitch_unmap(&g->stitch);
   else
     give_pages_back(g);
-  bool held = g->made || stitch_bytes(&g->stitch) || g->slack || g->window.before ||
-              g->window.after || device->limit < SIZE_MAX;
   lock(&device->lock);
   device->counters.pages_moved += moved;
   stretch_peaks_t peaks = stats_stretches_begin(&device->stats);
   *block = keep_books(g, status);
   stats_stretches_end(&device->stats, peaks);
-  if (status != ESPER_OK && held)
-    in_flight_note_return(device);
   unlock(&device->lock);
   return status;
 }
@@ -348,10 +341,7 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
     return status;
-  paging_begin(g.device);
-  status = fill(&g, block);
-  paging_end(g.device);
-  return status;
+  return fill(&g, block);
 }
 
 /* If there is no memory for slack, tries again with lent pages. */

@@ -223,7 +223,6 @@ void mapped_reap(device_t *device)
     unlock(&device->lock);
     if (!block)
       return;
-    paging_begin(device);
     mapped_unmap_pages(block);
     lock(&device->lock);
     pool_leave(pool);
@@ -231,7 +230,6 @@ void mapped_reap(device_t *device)
     block->stamp = 0;
     hole_close(block);
     unlock(&device->lock);
-    paging_end(device);
   }
 }
 
@@ -272,7 +270,6 @@ void mapped_give_back(const segment_t *s, const page_t *page)
 void mapped_unmap(device_t *device, block_t *block)
 {
   segment_t *s = block->segment;
-  paging_begin(device);
   for (size_t at = 0; at < block->size;) {
     const page_t *page = page_at(s, block->address + at);
     mapped_give_back(s, page);
@@ -283,7 +280,6 @@ void mapped_unmap(device_t *device, block_t *block)
   device->refused = 0;
   slack_begin_anew(s->heap->pool);
   unlock(&device->lock);
-  paging_end(device);
 }
 
 /* ---- segments ---------------------------------------------------------- */

@@ -1,6 +1,3 @@
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE 1
-#endif
 #include "peers.h"
 
 #include <stdlib.h>
@@ -9,24 +6,6 @@
 #include "../base/error.h"
 #include "imported.h"
 #include "page_table.h"
-
-void paging_begin(device_t *device)
-{
-  lock_order_take(LOCK_PAGING);
-  pthread_rwlock_rdlock(&device->paging);
-}
-
-void paging_stop(device_t *device)
-{
-  lock_order_take(LOCK_PAGING);
-  pthread_rwlock_wrlock(&device->paging);
-}
-
-void paging_end(device_t *device)
-{
-  lock_order_leave(LOCK_PAGING);
-  pthread_rwlock_unlock(&device->paging);
-}
 
 /* Contiguous addresses that have pages. */
 typedef struct stretch {
@@ -118,9 +97,9 @@ static esper_status add(device_t *device, int peer)
 
 bool peers_has(device_t *device, int peer)
 {
-  paging_begin(device);
+  lock(&device->growth_lock);
   bool has = is_peer(device, peer);
-  paging_end(device);
+  unlock(&device->growth_lock);
   return has;
 }
 
@@ -137,27 +116,13 @@ esper_status peers_start(device_t *device)
 
 esper_status peers_add(device_t *device, int peer)
 {
-  paging_stop(device);
+  lock(&device->growth_lock);
   esper_status status = is_peer(device, peer) ? ESPER_OK : add(device, peer);
-  paging_end(device);
+  unlock(&device->growth_lock);
   return status;
-}
-
-/* Writers are preferred, so that a thread that shares memory or adds a peer gets its turn while
- * others keep growing. */
-void peers_init(device_t *device)
-{
-  pthread_rwlockattr_t kind;
-  pthread_rwlockattr_init(&kind);
-#ifdef __GLIBC__ /* other C libraries prefer writers anyway, or cannot be told */
-  pthread_rwlockattr_setkind_np(&kind, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-#endif
-  pthread_rwlock_init(&device->paging, &kind);
-  pthread_rwlockattr_destroy(&kind);
 }
 
 void peers_destroy(device_t *device)
 {
   free(device->peers);
-  pthread_rwlock_destroy(&device->paging);
 }

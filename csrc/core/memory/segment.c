@@ -10,7 +10,6 @@
 #include "../pools/source.h"
 #include "../stats/stats.h"
 #include "failure.h"
-#include "in_flight.h"
 
 void segment_link(segment_t *segment)
 {
@@ -97,7 +96,7 @@ bool segment_may_come(const device_t *device, size_t size)
   return then <= device->limit && !passes_share(device, then);
 }
 
-esper_status segment_reserve(device_t *device, size_t size)
+esper_status segment_check_limits(const device_t *device, size_t size)
 {
   size_t then = reserved_with(device, size);
   double share = config_of(device->core)->as_given.rejection_share;
@@ -107,36 +106,34 @@ esper_status segment_reserve(device_t *device, size_t size)
   if (size && passes_share(device, then))
     return error_set(ESPER_REJECTED, "%zu bytes more would exceed %g%% of the memory of device %d",
                      size, share * 100, device->index);
-  device->reserving += size;
   return ESPER_OK;
 }
 
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block)
 {
   device_t *device = heap->device;
+  bool drivers = !heap->pool->source.obtain;
   *block = NULL;
   lock(&device->lock);
-  esper_status status = segment_reserve(device, size);
+  esper_status status = segment_check_limits(device, size);
   block_t *whole = status == ESPER_OK ? segment_make(heap, size, large) : NULL;
-  if (status == ESPER_OK && !whole) {
-    device->reserving -= size;
+  if (status == ESPER_OK && !whole)
     status = error_set(ESPER_HOST_MEMORY, "no host memory for a segment");
-  }
-  bool drivers = !heap->pool->source.obtain;
+  if (whole && !drivers)
+    device->reserving += size;
   unlock(&device->lock);
-  if (status != ESPER_OK)
+  if (!whole)
     return status;
 
   uintptr_t address = 0;
   status = source_obtain(heap->pool, size, &address);
 
   lock(&device->lock);
-  if (status != ESPER_OK && drivers && device->limit < SIZE_MAX)
-    in_flight_note_return(device); /* of the bytes it had reserved */
-  device->reserving -= size;
-  if (status == ESPER_OUT_OF_MEMORY && drivers)
+  if (!drivers)
+    device->reserving -= size;
+  else if (status == ESPER_OUT_OF_MEMORY)
     device->refused = size;
-  else if (status == ESPER_OK && drivers && size >= device->refused)
+  else if (status == ESPER_OK && size >= device->refused)
     device->refused = 0;
   if (status == ESPER_OK)
     segment_add(*block = whole, address);

@@ -5,17 +5,17 @@
 
 #include "../blocks/block.h"
 
-/* Adds bytes that will be obtained to device->reserving, so that two threads together cannot pass
- * the limit. The caller subtracts them later. ESPER_OUT_OF_MEMORY: the memory fraction does not
+/* Whether the device may have `size` more bytes. ESPER_OUT_OF_MEMORY: the memory fraction does not
  * allow them. ESPER_REJECTED: they would pass the rejection share. Under the lock. */
-esper_status segment_reserve(device_t *device, size_t size);
+esper_status segment_check_limits(const device_t *device, size_t size);
 
 /* Whether the memory fraction and the rejection share allow `size` more bytes. */
 bool segment_may_come(const device_t *device, size_t size);
 
 /* Gets a segment from the driver for `heap` and stores its one block, claimed by the caller.
  * ESPER_OUT_OF_MEMORY: the driver has no more, or the memory fraction allows no more.
- * ESPER_REJECTED: see above. Without the lock. */
+ * ESPER_REJECTED: see above. Under the growth lock, unless the pool has an allocator of its own:
+ * that may wait for something that the caller holds. */
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block);
 
 /* Gives a classic segment back to the driver. Its one block is claimed, and all that it owes has

@@ -63,7 +63,7 @@ static esper_status name_pages(segment_t *s, uintptr_t begin, uintptr_t end, esp
 }
 
 /* The segment around a live block and the extent of the pages that the block lies on; NULL: none.
- * The pages stay while the paging lock is held. */
+ * The pages stay while the growth lock is held. */
 static segment_t *find_pages(core_t *core, const void *ptr, uintptr_t *begin, uintptr_t *end)
 {
   const block_t *block = find_lock_live(core, ptr);
@@ -105,7 +105,7 @@ esper_status shared_name(core_t *core, const void *ptr, void **address, esper_pa
   segment_t *s = find_pages(core, ptr, &begin, &end);
   device_t *device = s ? s->device : NULL;
   if (device) { /* again, since it may have been freed meanwhile */
-    paging_stop(device);
+    lock(&device->growth_lock);
     s = find_pages(core, ptr, &begin, &end);
   }
   esper_status status =
@@ -113,7 +113,7 @@ esper_status shared_name(core_t *core, const void *ptr, void **address, esper_pa
           ? name_all(s, begin, end, pages, count)
           : error_set(ESPER_INVALID, "%p is in no live block of a mapped segment", ptr);
   if (device)
-    paging_end(device);
+    unlock(&device->growth_lock);
   if (status == ESPER_OK)
     *address = (void *)begin;
   return status;
@@ -170,11 +170,11 @@ static bool forget(device_t *device, shared_t *shared)
 size_t shared_forget(device_t *device, bool always)
 {
   size_t forgotten = 0;
-  paging_stop(device);
+  lock(&device->growth_lock);
   for (shared_t *shared = list_idle(device, always), *next; shared; shared = next) {
     next = shared->next;
     forgotten += forget(device, shared);
   }
-  paging_end(device);
+  unlock(&device->growth_lock);
   return forgotten;
 }

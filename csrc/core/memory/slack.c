@@ -16,7 +16,7 @@ bool slack_is_for(const pool_t *pool)
 /* Bytes of all pages once `missing` bytes are created. */
 static size_t pages_with(const device_t *device, size_t missing)
 {
-  size_t bytes = device->reserving + missing;
+  size_t bytes = missing;
   for (const segment_t *s = device->first_segment; s; s = s->next)
     if (s->pages && slack_is_for(s->heap->pool))
       bytes += s->bytes;

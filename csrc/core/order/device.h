@@ -2,8 +2,6 @@
 #ifndef ESPER_CORE_DEVICE_H
 #define ESPER_CORE_DEVICE_H
 
-#include <pthread.h>
-
 #include "../base/arena.h"
 #include "../base/core.h"
 #include "../base/lock.h"
@@ -36,10 +34,13 @@ struct device {
   credit_t credit;
 
   mutex_t sleep_lock;       /* one thread puts memory to sleep or wakes it at a time */
+  mutex_t sending_lock;     /* held while pages go to sleep one after the other */
   struct sleeper *sleepers; /* what it has put to sleep; guarded by it */
   stream_t *copier;         /* the core's own stream for copies; guarded by it */
 
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
+  mutex_t growth_lock;               /* memory comes, moves and goes in one thread at a time: this
+                                        guards where pages are, their names, and what says so */
   mutex_t lock;                      /* guards all below, unless it says otherwise, and all
                                         heaps, segments, blocks, uses */
   heap_t *heaps;                     /* of all pools */
@@ -57,19 +58,16 @@ struct device {
   size_t total; /* bytes of device memory */
   /* The granularity is asked for when pages are first wanted: classic segments need none. */
   atomic_bool granule_known;
-  size_t granule;          /* pages are multiples of it; 0: none can be mapped */
-  pthread_rwlock_t paging; /* guards the next four, and the names of pages: peers.h */
-  size_t shared_count;     /* pages that have a name */
-  int *peers;              /* devices that may access all pages */
+  size_t granule;      /* pages are multiples of it; 0: none can be mapped */
+  size_t shared_count; /* pages that have a name */
+  int *peers;          /* devices that may access all pages; guarded by the growth lock alone, as
+                          is the next */
   int peer_count;
-  import_t *imports; /* pages of other processes; guarded by the lock as well */
+  import_t *imports; /* pages of other processes; guarded by the growth lock as well */
   double fraction;
-  size_t limit;            /* SIZE_MAX: none */
-  size_t reserving;        /* bytes being obtained: not in the statistics */
-  uint64_t large_requests; /* how many so far: the clock by which memory counts as long unused */
-  int in_flight;           /* calls that hold memory in flight: memory/in_flight.h */
-  unsigned in_flight_returned; /* how often such calls gave some back */
-  eventcount_t in_flight_ended;
+  size_t limit;              /* SIZE_MAX: none */
+  size_t reserving;          /* bytes that MemPools' own allocators are being asked for */
+  uint64_t large_requests;   /* how many so far: the clock by which memory counts as long unused */
   size_t refused;            /* bytes that the driver had no memory for; 0: none */
   size_t slack_peak;         /* peak of active bytes since pages last went back: memory/slack.c */
   size_t slack_old_peak;     /* the peak of the statistics when they did */

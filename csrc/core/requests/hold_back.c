@@ -144,7 +144,7 @@ static void raise_allowance(const request_t *q)
   }
   lock(&d->lock);
   size_t most = d->limit < d->total ? d->limit : d->total;
-  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current + d->reserving;
+  size_t reserved = (size_t)d->stats.reserved_bytes[ESPER_ALL].current;
   if (reserved < most && allowance_of(q->heap) <= (most - reserved) / 2)
     q->heap->allowance_doubled++;
   unlock(&d->lock);

@@ -81,7 +81,7 @@ static esper_status map_all(device_t *device, import_t *import, const esper_page
   esper_status status = ESPER_OK;
   for (size_t i = 0; i < count && status == ESPER_OK; i++)
     status = import_one(device, import, &names[i]); /* may wait for the other process */
-  paging_begin(device);
+  lock(&device->growth_lock);
   for (size_t i = 0; i < count && status == ESPER_OK; i++)
     status = map_one(device, import, i);
   if (status == ESPER_OK) {
@@ -89,7 +89,7 @@ static esper_status map_all(device_t *device, import_t *import, const esper_page
   } else {
     discard(device, import);
   }
-  paging_end(device);
+  unlock(&device->growth_lock);
   return status;
 }
 
@@ -149,7 +149,7 @@ static bool wait_for_users(device_t *device)
 static import_t *take_closed(device_t *device)
 {
   import_t *taken = NULL, *import;
-  paging_begin(device);
+  lock(&device->growth_lock);
   lock(&device->lock);
   for (import_t **at = &device->imports; (import = *at);) {
     if (!import->closed) {
@@ -161,7 +161,7 @@ static import_t *take_closed(device_t *device)
     taken = import;
   }
   unlock(&device->lock);
-  paging_end(device);
+  unlock(&device->growth_lock);
   return taken;
 }
 
@@ -171,7 +171,7 @@ void imports_reap(device_t *device)
   if (!import)
     return;
   bool over = wait_for_users(device) || !RULE(UNMAP_NEEDS_COMPLETION);
-  paging_begin(device);
+  lock(&device->growth_lock);
   for (; import; import = next) {
     next = import->next;
     if (over)
@@ -179,7 +179,7 @@ void imports_reap(device_t *device)
     else
       link_import(device, import);
   }
-  paging_end(device);
+  unlock(&device->growth_lock);
 }
 
 static bool close_on(device_t *device, uintptr_t address)

@@ -14,12 +14,12 @@
  *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
  *   7. find_in_spare_pools: memory of pools that may be used when memory is short
  *   8. wait_and_release: the host waits for one event after the other, then for the whole device.
- *      Then cached memory goes back and new memory is tried again, and at last memory in flight
+ *      Then cached memory goes back and new memory is tried again
  *
  * No step makes a stream wait (rule 2). Each takes the device's lock for itself; the host waits
  * without it, and driver calls are made without it, on claimed blocks. Inside a capture three kinds
  * of memory serve: what the stream itself freed in it, what its pool had when it was quiesced, and
- * new memory. There the host waits for nothing but memory in flight.
+ * new memory. There the host waits for no event.
  *
  * Memory with a fence (esper_fence) is always new: take_fenced instead of all these steps.
  *
@@ -36,7 +36,6 @@
 #include "../memory/failure.h"
 #include "../memory/fence.h"
 #include "../memory/grow.h"
-#include "../memory/in_flight.h"
 #include "../memory/page_table.h"
 #include "../memory/slack.h"
 #include "../order/capture.h"
@@ -115,27 +114,41 @@ static block_t *borrow(const request_t *q)
   return NULL;
 }
 
+/* One thread at a time, because growing moves memory that other threads cannot find meanwhile. A
+ * MemPool's own allocator may wait for something that another thread holds. */
+static void growth_begin(const request_t *q)
+{
+  if (!q->pool->source.obtain)
+    lock(&q->device->growth_lock);
+}
+
+static void growth_end(const request_t *q)
+{
+  if (!q->pool->source.obtain)
+    unlock(&q->device->growth_lock);
+}
+
+static block_t *take_grown_locked(const request_t *q, bool alone, esper_status *status)
+{
+  block_t *block = NULL;
+  *status = grow(q->heap, q->size, q->large, alone, &block);
+  if (*status != ESPER_OK)
+    return NULL;
+  lock(&q->device->lock);
+  request_hand_out(q, block);
+  unlock(&q->device->lock);
+  return block;
+}
+
 /* Step 5. `alone`: by new pages only. */
 static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
 {
-  block_t *block = NULL;
-  bool drivers = !q->pool->source.obtain;
   if (q->config->as_given.garbage_collection_threshold > 0)
     release_old(q->device);
-  lock(&q->device->lock);
-  if (drivers)
-    in_flight_begin(q->device); /* growth may bring more than the request keeps */
-  unlock(&q->device->lock);
-  *status = grow(q->heap, q->size, q->large, alone, &block);
-  lock(&q->device->lock);
-  if (*status == ESPER_OK)
-    request_hand_out(q, block);
-  if (*status == ESPER_OK && drivers)
-    in_flight_note_return(q->device);
-  if (drivers)
-    in_flight_end(q->device);
-  unlock(&q->device->lock);
-  return *status == ESPER_OK ? block : NULL;
+  growth_begin(q);
+  block_t *block = take_grown_locked(q, alone, status);
+  growth_end(q);
+  return block;
 }
 
 /* Steps 2 and 3. */
@@ -189,20 +202,17 @@ static block_t *find_in_spare_pools(const request_t *q)
   return block;
 }
 
-/* The end of step 8: waits for memory in flight, and takes what other calls give back or do not
- * need. At most TIMES times: a thread that always comes too late must get its error in the end. */
+/* The end of step 8: once more, after a sleep that is sending pages away, and while no other thread
+ * grows or gives memory back. */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
-  enum { TIMES = 64 };
-  block_t *block = NULL;
-  unsigned returned_before = q->returned_before;
-  bool more = true;
-  for (int i = 0; i < TIMES && more && !block && *status == ESPER_OUT_OF_MEMORY; i++) {
-    more = in_flight_wait(q->device, &returned_before);
-    block = q->capture ? malloc_take_inside(q) : find_completed(q);
-    if (!block && more)
-      block = take_grown(q, false, status);
-  }
+  lock(&q->device->sending_lock);
+  unlock(&q->device->sending_lock);
+  growth_begin(q);
+  block_t *block = q->capture ? malloc_take_inside(q) : find_completed(q);
+  if (!block)
+    block = take_grown_locked(q, false, status);
+  growth_end(q);
   return block;
 }
 
@@ -286,7 +296,9 @@ static block_t *raise_fence(request_t *q, size_t most, esper_status *status)
 {
   block_t *block;
   release_fenced(q->device, most);
+  lock(&q->device->growth_lock);
   *status = fence_obtain(q->heap, q->size, q->large, &block, &q->addresses_missing);
+  unlock(&q->device->growth_lock);
   if (*status != ESPER_OK)
     return NULL;
   lock(&q->device->lock);
@@ -403,7 +415,6 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
                  .asked = size,
                  .size = rounded,
                  .large = config_is_large(rounded),
-                 .returned_before = 0,
                  .missed = try.missed,
                  .addresses_missing = 0};
   if (!q.size)
@@ -430,7 +441,6 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
     return status == ESPER_OK ? refuse_asleep(device, q.tag) : status;
   }
   device->large_requests += q.large;
-  q.returned_before = in_flight_returned_by_others(device);
   q.heap = heap_of(&q);
   bool fenced = core_is(core, CORE_FENCED) && pool == device->default_pool && !q.capture;
   block_t *block = NULL;

@@ -8,7 +8,6 @@
 #include "../blocks/map.h"
 #include "../blocks/use.h"
 #include "../memory/fence.h"
-#include "../memory/in_flight.h"
 #include "../memory/mapped.h"
 #include "../memory/page_table.h"
 #include "../memory/segment.h"
@@ -142,32 +141,29 @@ static block_t *claim(const release_t *r, uintptr_t address)
   return s->pages ? mapped_carve(block, part.first, part.size) : claim_segment(block);
 }
 
-/* Gives a claimed block (may be NULL) back: a classic segment, or pages. Called under the lock,
- * which it drops. Returns the bytes that went. */
+/* Gives a claimed block (may be NULL) back: a classic segment, or pages. Called under the growth
+ * lock and the device's, which it drops. Returns the bytes that went. */
 static size_t give_back(device_t *device, block_t *block)
 {
-  if (!block) {
-    unlock(&device->lock);
-    return 0;
-  }
-  size_t size = block->size;
-  pool_t *of = block->segment->heap->pool;
-  bool drivers = !of->source.obtain;
-  pool_enter(of);
-  if (drivers)
-    in_flight_begin(device);
+  size_t size = block ? block->size : 0;
+  pool_t *of = block ? block->segment->heap->pool : NULL;
+  if (of)
+    pool_enter(of);
   unlock(&device->lock);
-  if (block->segment->pages)
+  if (!of)
+    return 0;
+  if (block->segment->pages) {
     mapped_unmap(device, block);
-  else if (block->segment->fenced)
+  } else if (block->segment->fenced) {
     fence_release(device, block);
-  else
+  } else if (of->source.obtain) { /* which may wait for something that another thread holds */
+    unlock(&device->growth_lock);
     segment_release(device, block);
-  lock(&device->lock);
-  if (drivers) {
-    in_flight_note_return(device);
-    in_flight_end(device);
+    lock(&device->growth_lock);
+  } else {
+    segment_release(device, block);
   }
+  lock(&device->lock);
   pool_leave(of);
   unlock(&device->lock);
   return size;
@@ -247,10 +243,12 @@ size_t release_fenced(device_t *device, size_t most)
   if (capturing_is_possible_now(device))
     return 0;
   ask_about_fences(device, most);
+  lock(&device->growth_lock);
   do {
     lock(&device->lock);
     released += one = give_back(device, claim_fence(device, most));
   } while (one);
+  unlock(&device->growth_lock);
   return released;
 }
 
@@ -259,11 +257,13 @@ static size_t release(release_t r)
   device_t *device = r.device;
   r.released = release_fenced(device, SIZE_MAX);
   quiesce_unreferenced(device, r.pool);
+  lock(&device->growth_lock);
   do
     mapped_reap(device);
   while (r.released < r.enough && release_some(&r));
   while (mapped_discard_empty(device, r.pool))
     ;
+  unlock(&device->growth_lock);
   lock(&device->lock);
   pool_collect(device);
   unlock(&device->lock);
@@ -343,12 +343,15 @@ static double average_age(device_t *device)
 /* Gives back one segment of at least that age. Returns its bytes; 0: there is none. */
 static size_t give_back_one(device_t *device, double age)
 {
+  lock(&device->growth_lock);
   lock(&device->lock);
   caches_close(device);
   segment_t *s = capturing_is_possible(device) ? NULL : device->first_segment;
   while (s && !(is_cached(s) && is_idle(s->first) && age_of(s) >= age))
     s = s->next;
-  return give_back(device, s ? claim_segment(s->first) : NULL);
+  size_t size = give_back(device, s ? claim_segment(s->first) : NULL);
+  unlock(&device->growth_lock);
+  return size;
 }
 
 /* Waits for nothing: memory whose work has not completed stays until a later call. */

@@ -19,7 +19,6 @@ typedef struct request {
   size_t asked;     /* bytes */
   size_t size;      /* of the block */
   bool large;
-  unsigned returned_before; /* how often other threads had returned memory before: in_flight.h */
   bool missed;              /* its heap's block cache had nothing that serves */
   size_t addresses_missing; /* bytes of a fence for which live memory leaves no addresses; or 0 */
 } request_t;

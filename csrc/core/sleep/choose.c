@@ -175,10 +175,10 @@ esper_status choose_pages(choice_t *c)
 {
   missing_t missing;
   esper_status status = ESPER_OK;
-  paging_stop(c->device);
+  lock(&c->device->growth_lock);
   for (look(c, &missing); missing.any && status == ESPER_OK; look(c, &missing))
     if (!reserve_missing(c, &missing))
       status = error_set(ESPER_HOST_MEMORY, "no host memory for a list of pages");
-  paging_end(c->device);
+  unlock(&c->device->growth_lock);
   return status;
 }

@@ -7,7 +7,6 @@
 #include "../blocks/free_blocks.h"
 #include "../memory/asleep.h"
 #include "../memory/failure.h"
-#include "../memory/in_flight.h"
 #include "../memory/mapped.h"
 #include "../memory/page_table.h"
 #include "../memory/peers.h"
@@ -122,10 +121,10 @@ static void finish_batch(going_t *g)
   const batch_t *b = &g->batch[g->first];
   if (b->copied)
     sleeper_wait_for_copies(g->device, b->record, RULE(UNMAP_AFTER_COPY));
-  paging_begin(g->device); /* not while copies are waited for: others wait for the lock */
+  lock(&g->device->growth_lock); /* not while copies are waited for: others may grow */
   for (size_t i = b->begin; i < b->end && !device_has_failed(g->device); i++)
     unmap_page(g, &b->sleeper->pages[i]);
-  paging_end(g->device);
+  unlock(&g->device->growth_lock);
   g->first = (g->first + 1) % WINDOW;
   g->count--;
 }
@@ -160,18 +159,13 @@ static void send_pages(going_t *g, sleeper_t *s)
 
 static void send_chosen(const choice_t *c, going_t *g)
 {
-  lock(&c->device->lock);
-  in_flight_begin(c->device);
-  unlock(&c->device->lock);
+  lock(&c->device->sending_lock);
   for (int i = 0; i < TAGS; i++)
     if (c->of[i])
       send_pages(g, c->of[i]);
   while (g->count)
     finish_batch(g);
-  lock(&c->device->lock);
-  in_flight_note_return(c->device);
-  in_flight_end(c->device);
-  unlock(&c->device->lock);
+  unlock(&c->device->sending_lock);
 }
 
 /* ---- sleep ------------------------------------------------------------- */
@@ -179,7 +173,7 @@ static void send_chosen(const choice_t *c, going_t *g)
 /* The pages of a sleeper are awake again, because the sleep ended before it began with them. */
 static void keep_awake(const choice_t *c, sleeper_t *s)
 {
-  paging_begin(c->device); /* not while another thread names pages */
+  lock(&c->device->growth_lock); /* not while another thread names pages */
   lock(&c->device->lock);
   caches_close(c->device);
   for (size_t i = 0; i < s->page_count; i++)
@@ -188,7 +182,7 @@ static void keep_awake(const choice_t *c, sleeper_t *s)
     if (segment->pages && segment->heap->tag == s->tag)
       asleep_free_blocks_wake(segment, false);
   unlock(&c->device->lock);
-  paging_end(c->device);
+  unlock(&c->device->growth_lock);
   sleeper_clear(s);
 }
 
@@ -205,7 +199,7 @@ typedef struct attempt {
  * there. */
 static esper_status prepare(attempt_t *a)
 {
-  mapped_reap(a->device); /* pages would be mapped elsewhere, too, and keep their memory */
+  /* Stale pages go as well: they would be mapped elsewhere, and keep their memory. */
   a->result.given_back = release_tagged(a->device, a->choice.tags);
   esper_status status = failure_check(a->device);
   if (status == ESPER_OK)

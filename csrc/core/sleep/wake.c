@@ -7,7 +7,6 @@
 #include "../memory/asleep.h"
 #include "../memory/driver_pages.h"
 #include "../memory/failure.h"
-#include "../memory/in_flight.h"
 #include "../memory/mapped.h"
 #include "../memory/peers.h"
 #include "../memory/segment.h"
@@ -99,11 +98,8 @@ static esper_status prepare(waking_t *w)
       page->unneeded = is_unneeded(page->segment, entry, &last) && take_spares(w);
       w->bytes += page->unneeded ? 0 : page_size(page->segment, entry);
     }
-  w->reserved = w->bytes;
-  esper_status status = segment_reserve(w->device, w->reserved);
-  if (status == ESPER_OK)
-    in_flight_begin(w->device);
-  else
+  esper_status status = segment_check_limits(w->device, w->bytes);
+  if (status != ESPER_OK)
     give_spares(w);
   unlock(&w->device->lock);
   return status;
@@ -119,38 +115,22 @@ static void release_unused(waking_t *w)
 
 /* ---- page by page ------------------------------------------------------ */
 
-static esper_status create_page(waking_t *w, size_t size, uint64_t *handle)
+static esper_status map_page(const waking_t *w, const sleeping_page_t *page)
 {
-  esper_status status = driver_page_create(w->device, size, handle);
-  if (status == ESPER_OUT_OF_MEMORY && !w->released) {
-    release_unused(w);
-    status = driver_page_create(w->device, size, handle);
-  }
-  return status;
-}
-
-static esper_status map_page(waking_t *w, const sleeping_page_t *page)
-{
+  device_t *device = w->device;
   const page_t *entry = sleeping_page_entry(page);
   size_t size = page_size(page->segment, entry);
   uint64_t handle;
-  esper_status status = create_page(w, size, &handle);
-  if (status != ESPER_OK)
-    return status;
-  paging_begin(w->device); /* not while memory is copied: others wait for the lock */
-  status = driver_page_map(w->device, page_address(page->segment, entry), size, handle);
+  lock(&device->growth_lock); /* not while memory is copied: others may grow */
+  lock(&device->lock);
+  esper_status status = segment_check_limits(device, size);
+  unlock(&device->lock);
+  if (status == ESPER_OK)
+    status = driver_page_add(device, page_address(page->segment, entry), size, &handle);
   if (status == ESPER_OK)
     sleeping_page_set(page, handle, false);
-  else
-    driver_page_release(w->device, handle);
-  paging_end(w->device);
-  if (status != ESPER_OK)
-    return status;
-  lock(&w->device->lock);
-  w->device->reserving -= size; /* the statistics count it now */
-  unlock(&w->device->lock);
-  w->reserved -= size;
-  return ESPER_OK;
+  unlock(&device->growth_lock);
+  return status;
 }
 
 static esper_status copy_to_device(device_t *device, uintptr_t address, char *host, size_t size)
@@ -184,6 +164,10 @@ static esper_status bring_back(waking_t *w, const sleeper_t *s, bool large)
     const sleeping_page_t *page = &s->pages[i];
     if (!page->unneeded && is_large(page) == large) {
       status = map_page(w, page);
+      if (status == ESPER_OUT_OF_MEMORY && !w->released) {
+        release_unused(w);
+        status = map_page(w, page);
+      }
       if (status == ESPER_OK)
         fill_page(w, s, page, parcel);
       if (status == ESPER_OK)
@@ -197,7 +181,7 @@ static esper_status bring_back(waking_t *w, const sleeper_t *s, bool large)
 /* There was too little memory: what has come goes back. */
 static void undo(const waking_t *w)
 {
-  paging_begin(w->device);
+  lock(&w->device->growth_lock);
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))
     for (size_t i = 0; i < s->page_count; i++) {
       const page_t *entry = sleeping_page_entry(&s->pages[i]);
@@ -206,7 +190,7 @@ static void undo(const waking_t *w)
       mapped_give_back(s->pages[i].segment, entry);
       sleeping_page_set(&s->pages[i], 0, true);
     }
-  paging_end(w->device);
+  unlock(&w->device->growth_lock);
 }
 
 /* ---- afterwards -------------------------------------------------------- */
@@ -231,16 +215,13 @@ static void note_awake(waking_t *w)
 
 static void finish(waking_t *w, esper_status status)
 {
-  paging_begin(w->device); /* not while another thread names pages */
+  lock(&w->device->growth_lock); /* not while another thread names pages */
   lock(&w->device->lock);
   give_spares(w);
-  w->device->reserving -= w->reserved;
   if (status == ESPER_OK)
     note_awake(w);
-  in_flight_note_return(w->device);
-  in_flight_end(w->device);
   unlock(&w->device->lock);
-  paging_end(w->device);
+  unlock(&w->device->growth_lock);
   if (status != ESPER_OK)
     return;
   for (sleeper_t *s = first_chosen(w); s; s = next_chosen(w, s))

@@ -1,4 +1,4 @@
-/* The mutex, the latch and the eventcount between threads. */
+/* The mutex and the latch between threads. */
 #include "core/base/lock.h"
 
 #include <pthread.h>
@@ -10,7 +10,6 @@ enum { THREADS = 4, TIMES = 20000 };
 
 static mutex_t mutex;
 static latch_t latch;
-static eventcount_t ec;
 static long plain; /* guarded by the lock in question */
 
 static void run_threads(void *(*run)(void *))
@@ -77,23 +76,4 @@ TEST(a_latch_is_held_by_one_thread_at_a_time)
   CHECK(latch_try(&latch));
   CHECK(!latch_try(&latch));
   atomic_store(&latch.held, false);
-}
-
-static void *advance(void *unused)
-{
-  eventcount_advance(&ec);
-  return unused;
-}
-
-TEST(a_thread_waits_until_the_count_has_advanced)
-{
-  for (int i = 0; i < 100; i++) {
-    pthread_t thread;
-    int count = eventcount_read(&ec);
-    CHECK_EQ(pthread_create(&thread, NULL, advance, NULL), 0);
-    eventcount_wait(&ec, count); /* returns at once if it has advanced since */
-    CHECK_EQ(eventcount_read(&ec), count + 1);
-    pthread_join(thread, NULL);
-  }
-  CHECK_EQ(atomic_load(&ec.waiting), 0);
 }

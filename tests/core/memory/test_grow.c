@@ -430,31 +430,3 @@ TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more)
   get(100, r);
   end();
 }
-
-/* Another thread wants memory of the same heap while pages are being mapped. */
-static void *meanwhile;
-static void get_30_mib(void *context)
-{
-  (void)context;
-  world_check(&w);
-  meanwhile = get(30, r);
-}
-
-static void get_meanwhile(void *context, sim_call call, int device, void *object)
-{
-  (void)context, (void)call, (void)device, (void)object;
-  sim_before_call(w.s, SIM_CALL_page_create, NULL, NULL);
-  check_on_another_thread(get_30_mib, NULL);
-}
-
-TEST(two_threads_may_grow_one_heap_at_once)
-{
-  begin();
-  world_free(&w, get(10, r));
-  sim_before_call(w.s, SIM_CALL_page_create, get_meanwhile, NULL);
-  char *p = get(40, r);
-  CHECK((char *)meanwhile >= p + 40 * MIB);
-  CHECK_EQ(reserved(), 70);
-  world_check(&w);
-  end();
-}

@@ -173,31 +173,6 @@ static void many_small_blocks(void)
   core_set_pages_moved(w.core, 256);
 }
 
-static void get_14_mib(void *context)
-{
-  (void)context;
-  get(14, r);
-}
-static void grow_meanwhile(void *often, sim_call call, int device, void *object)
-{
-  (void)call, (void)device, (void)object;
-  if ((*(int *)often)-- > 0)
-    check_on_another_thread(get_14_mib, NULL);
-}
-
-/* Memory may grow to 174 MiB, a 25th more than the peak of 168; three free pages can be lent. */
-TEST(what_grows_at_once_shares_the_slack)
-{
-  int often = 1;
-  many_small_blocks();
-  sim_before_call(w.s, SIM_CALL_page_create, grow_meanwhile, &often);
-  get(14, r);
-  CHECK(often < 1);
-  CHECK_EQ(world_counters(&w, 0).pages_moved, 259);
-  sim_before_call(w.s, SIM_CALL_page_create, NULL, NULL);
-  end();
-}
-
 /* The peak of 168 MiB counts until pages of the default pool go back. */
 TEST(a_private_pool_gives_no_slack_back)
 {

@@ -1,5 +1,5 @@
 /* One thread acts while another is in the middle of a call. Most of it is for ThreadSanitizer;
- * test_block_cache.c, test_in_flight.c and random_programs.c use more threads. */
+ * test_block_cache.c and random_programs.c use more threads. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -1,0 +1,197 @@
+/* Memory grows and goes back in one thread at a time, so a thread that finds none has not overlooked
+ * memory that another holds for the moment. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <unistd.h>
+
+#include "esper_sleep.h"
+#include "world.h"
+
+static world w;
+
+static pthread_t start(void *work(void *), void *argument)
+{
+  pthread_t thread;
+  CHECK(!pthread_create(&thread, NULL, work, argument));
+  return thread;
+}
+
+static sim_options on_pages(size_t capacity)
+{
+  return (sim_options){.virtual_memory = 1, .capacity = capacity};
+}
+
+/* Another thread's malloc, while a call holds memory. */
+static struct {
+  size_t size;
+  int stream;
+  pthread_t thread;
+  bool begun;
+  atomic_bool returned;
+  esper_status status;
+} beside;
+
+static void *malloc_beside(void *unused)
+{
+  (void)unused;
+  void *p;
+  beside.status = esper_malloc(w.core, beside.size, w.stream[beside.stream], &p);
+  atomic_store(&beside.returned, true);
+  if (beside.status == ESPER_OK)
+    CHECK_OK(esper_free(w.core, p));
+  return NULL;
+}
+
+/* It has time to fail. */
+static void begin_malloc_beside(void *context, sim_call call, int index, void *object)
+{
+  (void)context, (void)call, (void)index, (void)object;
+  if (beside.begun)
+    return;
+  beside.begun = true;
+  beside.thread = start(malloc_beside, NULL);
+  for (int i = 0; i < 50 && !atomic_load(&beside.returned); i++)
+    usleep(1000);
+}
+
+static void prepare_malloc_beside(size_t size, int stream)
+{
+  beside.size = size;
+  beside.stream = stream;
+  beside.begun = false;
+  atomic_store(&beside.returned, false);
+}
+
+static void begin_beside(size_t size, esper_segments segments, sim_call during)
+{
+  sim_options options = on_pages(256 * MIB);
+  options.completion = SIM_AT_ONCE;
+  esper_config config = {.segments = segments};
+  world_begin_with(&w, &options, &config);
+  world_free(&w, world_malloc(&w, 100 * MIB, w.stream[0]));
+  sim_set_capacity(w.s, 0, 100 * MIB); /* no more than that */
+  prepare_malloc_beside(size, 2);
+  sim_before_call(w.s, during, begin_malloc_beside, NULL);
+}
+
+/* `p` may be NULL. */
+static void end_beside_with(void *p)
+{
+  CHECK(beside.begun);
+  pthread_join(beside.thread, NULL);
+  CHECK_STATUS(beside.status, ESPER_OK);
+  world_free(&w, p);
+  world_end(&w);
+}
+
+static void end_beside(void)
+{
+  end_beside_with(NULL);
+}
+
+/* None is exhausted while memory is on its way back to the driver, nor while it moves for
+ * a request that fails. */
+TEST(what_others_may_not_keep_is_waited_for)
+{
+  begin_beside(64 * MIB, ESPER_SEGMENTS_MAPPED, SIM_CALL_page_unmap);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end_beside();
+  begin_beside(64 * MIB, ESPER_SEGMENTS_CLASSIC, SIM_CALL_memory_free);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  end_beside();
+  begin_beside(64 * MIB, ESPER_SEGMENTS_MAPPED, SIM_CALL_page_map);
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, 108 * MIB, w.stream[1], &p), ESPER_OUT_OF_MEMORY);
+  end_beside();
+}
+
+/* Inside a capture, too. */
+TEST(a_capture_waits_for_what_others_may_not_keep)
+{
+  for (int classic = 0; classic < 2; classic++) {
+    begin_beside(64 * MIB, classic ? ESPER_SEGMENTS_CLASSIC : ESPER_SEGMENTS_MAPPED,
+                 classic ? SIM_CALL_memory_free : SIM_CALL_page_unmap);
+    world_free(&w, world_malloc(&w, 512, w.stream[2])); /* so that the core knows the stream */
+    sim_capture_begin(w.s, 0, w.stream[2].handle);
+    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+    pthread_join(beside.thread, NULL);
+    sim_graph_destroy(w.s, sim_capture_end(w.s, 0, w.stream[2].handle));
+    CHECK(beside.begun);
+    CHECK_STATUS(beside.status, ESPER_OK);
+    world_end(&w);
+  }
+}
+
+TEST(what_is_going_to_sleep_is_waited_for)
+{
+  sim_options options = on_pages(100 * MIB);
+  options.completion = SIM_AT_ONCE;
+  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
+  const char *cold = "cold";
+  world_begin_with(&w, &options, &config);
+  CHECK_OK(esper_tag_push(cold));
+  void *p = world_malloc(&w, 90 * MIB, w.stream[0]);
+  CHECK_OK(esper_tag_pop());
+  prepare_malloc_beside(60 * MIB, 2);
+  sim_before_call(w.s, SIM_CALL_copy_to_host, begin_malloc_beside, NULL);
+  CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
+  CHECK(beside.begun);
+  pthread_join(beside.thread, NULL);
+  CHECK_STATUS(beside.status, ESPER_OK);
+  CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
+  world_free(&w, p);
+  world_end(&w);
+}
+
+/* What comes from the driver is more than was asked for, and there is no more of it. */
+static void leave_a_rest(size_t size, esper_segments segments, size_t capacity, sim_call during)
+{
+  for (int stream = 1; stream < 3; stream++) {
+    sim_options options = on_pages(256 * MIB);
+    options.completion = SIM_AT_ONCE;
+    esper_config config = {.segments = segments};
+    world_begin_with(&w, &options, &config);
+    sim_set_capacity(w.s, 0, capacity);
+    prepare_malloc_beside(size, stream);
+    sim_after_call(w.s, during, begin_malloc_beside, NULL);
+    void *p = world_malloc(&w, size, w.stream[1]);
+    end_beside_with(p);
+  }
+}
+
+TEST(what_others_have_too_much_of_is_waited_for)
+{
+  leave_a_rest(2 * MIB, ESPER_SEGMENTS_CLASSIC, 20 * MIB, SIM_CALL_memory_alloc);
+  leave_a_rest(1000, ESPER_SEGMENTS_MAPPED, 2 * MIB, SIM_CALL_page_create);
+}
+
+static void *ask_in_vain(void *number)
+{
+  void *p;
+  for (int i = 0; i < 20; i++)
+    CHECK_STATUS(esper_malloc(w.core, 100 * MIB, w.stream[*(int *)number], &p),
+                 ESPER_OUT_OF_MEMORY);
+  return NULL;
+}
+
+static void let_others_in(void *context, sim_call call, int index, void *object)
+{
+  (void)context, (void)call, (void)index, (void)object;
+  usleep(100);
+}
+
+/* Two that are refused have nothing for each other. */
+TEST(who_is_refused_leaves_nothing)
+{
+  sim_options options = {.capacity = 64 * MIB, .completion = SIM_AT_ONCE};
+  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
+  world_begin_with(&w, &options, &config);
+  sim_before_call(w.s, SIM_CALL_memory_alloc, let_others_in, NULL);
+  int number[] = {1, 2};
+  pthread_t threads[] = {start(ask_in_vain, &number[0]), start(ask_in_vain, &number[1])};
+  for (int i = 0; i < 2; i++)
+    pthread_join(threads[i], NULL);
+  CHECK(sim_calls(w.s, SIM_CALL_memory_alloc) < (uint64_t)2 * 20 * 4);
+  world_end(&w);
+}
