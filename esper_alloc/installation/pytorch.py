@@ -53,7 +53,10 @@ class NoCudaError(UnavailableError):
 
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(f"{why}: {remedy}")
-        self.why = why
+        self.why, self._remedy = why, remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NoCudaError, (self.why, self._remedy)
 
 
 def need_torch() -> ModuleType:

@@ -90,7 +90,8 @@ def _name_of_current(torch: ModuleType) -> str | None:
     kind = torch.cuda.memory._CUDAAllocator
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
-            if isinstance(value, kind) and is_current(value):
+            # By type(): isinstance() would wake up objects that stand for others.
+            if issubclass(type(value), kind) and is_current(value):
                 return f"{module.__name__}.{name}"
     return None
 
@@ -290,7 +291,7 @@ def enable(
 
 
 def _stays_off(required: bool) -> bool:
-    """Whether there is nothing to enable. Says so once, but not to who switched it off."""
+    """Whether there is nothing to enable. Warns once where there is no CUDA."""
     global _declined
     value = os.environ.get(_VARIABLE, "")
     if value not in ("", "0", "1"):

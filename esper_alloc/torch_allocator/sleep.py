@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..installation.pytorch import load_shim, untyped
@@ -165,10 +165,7 @@ def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -
     return int(_shim_that_runs("wake").wake(_names(tags), _index(device)))
 
 
-@contextlib.contextmanager
-def asleep(
-    tags: Tags = None, keep: Keep = "host", *, device: torch.device | str | int | None = None
-) -> Iterator[SleepResult]:
+class asleep(contextlib.ContextDecorator):
     """``with asleep("weights") as result:`` puts memory to sleep, and wakes it at the end, also
     after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`.
 
@@ -177,14 +174,30 @@ def asleep(
         with esper_alloc.asleep("weights"):
             generate()
     """
-    names = _names(tags)  # an iterator gives them once
-    result = sleep(names, keep, device=device)
-    # "cuda" may mean another one later
-    same = None if device is None or not is_enabled() else device_index(device)
-    try:
-        yield result
-    finally:
-        wake(names, device=same)
+
+    def __init__(
+        self,
+        tags: Tags = None,
+        keep: Keep = "host",
+        *,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        self._names = _names(tags)  # an iterator gives them once
+        self._keep: Keep = keep
+        self._device = device
+        self._slept: list[int | None] = []
+
+    def __enter__(self) -> SleepResult:
+        result = sleep(self._names, self._keep, device=self._device)
+        # "cuda" may mean another one later.
+        any_device = self._device is None or not is_enabled()
+        self._slept.append(None if any_device else device_index(self._device))
+        return result
+
+    def __exit__(self, *exception: object) -> None:
+        if not self._slept:
+            raise RuntimeError("asleep() is left, but was not entered")
+        wake(self._names, device=self._slept.pop())
 
 
 def trim_sleep() -> None:

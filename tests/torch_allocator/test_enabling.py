@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -425,6 +426,11 @@ def test_without_cuda_enable_warns_once_and_does_nothing(change, env, begin, end
     for line in (warned, *said):
         assert begin in line and end in line
     assert said[0].startswith("esper_alloc is off: ")
+
+
+def test_the_error_survives_a_way_between_processes():
+    error = pickle.loads(pickle.dumps(pytorch.NoCudaError("there is none", "buy one")))
+    assert (str(error), error.why) == ("there is none: buy one", "there is none")
 
 
 @needs_shim
