@@ -1,5 +1,5 @@
 """A stream that waits for another one before memory is allocated there, and is the first to use it,
-on the simulated device: tests/gpu/programs/wait_then_allocate.py has the same on a GPU."""
+through PyTorch on the simulated device: tests/episodes/rule_2.c has the same in C, on a GPU as well."""
 
 from __future__ import annotations
 

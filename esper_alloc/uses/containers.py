@@ -1,4 +1,8 @@
-"""The tensors inside whatever is marked: which containers are looked into."""
+"""The tensors inside whatever is marked: which containers are looked into.
+
+Dynamo traces these functions, so they are Python that it understands: no
+generators.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,20 @@ if TYPE_CHECKING:
 
 def children(value: Any) -> tuple[Any, ...] | None:
     """What a container other than list and tuple holds; None for a leaf."""
+    if value is None or isinstance(value, _SCALARS):
+        return None
     if isinstance(value, Mapping):
         return tuple(value.values())
-    if isinstance(value, (str, bytes, bytearray, memoryview, range)):
-        return None
     if isinstance(value, (Set, Sequence, ValuesView)):
         return tuple(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tuple(getattr(value, field.name, None) for field in dataclasses.fields(value))
+        return tuple([getattr(value, field.name, None) for field in dataclasses.fields(value)])
     return None
 
 
+#: Kinds of devices whose tensors need no mark.
+_HOST = ("cpu", "meta")
+_SCALARS = (bool, int, float, complex, str, bytes, bytearray, memoryview, range)
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, bytearray, type)
 _PLAIN_PACKAGES = frozenset(("builtins", "datetime", "decimal", "enum", "numpy", "pathlib"))
 #: Where torch has its types that hold no tensors: dtypes, devices, streams.
@@ -50,6 +57,9 @@ def pass_over_type(kind: type) -> None:
     if not plain or issubclass(kind, Iterator):
         _warn_of(kind)
 
+
+# For Dynamo: called while it traces, and a constant in the graph.
+pass_over_type._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _warned_of: set[type] = set()
 
@@ -117,7 +127,7 @@ def _search(value: Any, found: list[torch.Tensor]) -> bool:
             names, _ = value.__tensor_flatten__()
             for name in names:
                 _search(getattr(value, name), found)
-        elif value.device.type not in ("cpu", "meta"):
+        elif value.device.type not in _HOST:
             found.extend(parts(value))
         return True
     elements = value if isinstance(value, (list, tuple)) else children(value)
@@ -133,6 +143,8 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors that a sparse one has its memory in; else itself."""
     import torch
 
+    if tensor.layout == torch.strided:
+        return (tensor,)
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

@@ -1,57 +1,39 @@
 """What Inductor is told of the operators that stand for marks and scopes.
 
-Inductor moves operations that do not depend on each other, and lets one buffer
-of its own take over the memory of another. A mark has no result, so to Inductor
-nothing depends on it. These things pin it down:
+A mark in compiled code lasts until the free, so where it stands among the reads
+does not matter: it only has to be on the memory that is read, and nothing else
+may get that memory before the free. Inductor computes values anew for each
+reader, copies what has the wrong strides, and lets one buffer take over the
+memory of another. So
 
-- while the graph is traced, a mark comes to take what was computed from the
-  tensor so far as arguments (`after`), so that no pass on the graph moves one of
-  those operations behind it;
-- what is marked is computed into one buffer, before its first reader: else each
-  reader might get a copy of its own, and the mark another one;
-- when the graph is lowered, it becomes the overload that declares to write what
-  it marks: the scheduler then keeps earlier reads before it and later ones
-  behind it, without a copy, since nothing is written;
-- a marked buffer is given back to the allocator, which knows of the mark, and
-  not to another buffer of the same graph;
-- a mark lasts until the free, since later passes may still move a read behind it.
+- what is marked is computed into one buffer before its first reader
+  (`in_memory`, which is put right behind it), and no other buffer gets that
+  memory: the allocator does, which knows of the mark;
+- no operation is made one that writes into it.
+
+The ends of a scope (`order`) must stay between what was computed before and
+what comes behind. They become the overload that declares to write all that was
+computed before and is read behind.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["register_decompositions", "register_lowerings", "tag_compiled_code"]
+__all__ = [
+    "keep_out_of_marked",
+    "register_last_rewrites",
+    "register_lowerings",
+    "register_rewrites",
+    "tag_compiled_code",
+]
 
 #: Raise it when the code that is compiled for marks changes.
-RULES = 2
-
-
-# While tracing
-
-
-def register_decompositions(decomposition: Any) -> None:
-    """For ``torch._inductor.decomposition``."""
-    import torch
-
-    operators: Any = torch.ops.esper_alloc
-
-    def record_use(tensors: Any, *rest: Any) -> Any:
-        return _put_ordered(operators.record_use.ordered, tensors, _readers, rest)
-
-    def leave_scope(tensors: Any, *rest: Any) -> Any:
-        return _put_ordered(operators.leave_scope.ordered, tensors, _scope_ends, rest)
-
-    decomposition.register_decomposition([operators.record_use.default])(record_use)
-    decomposition.register_decomposition([operators.leave_scope.default])(leave_scope)
-    # Inductor compiles with a copy of its table. It is older than the first mark if anything
-    # was compiled before.
-    copied = getattr(decomposition, "fast_random_decomps", None)
-    forget = getattr(copied, "cache_clear", None)
-    if forget is not None:
-        forget()
+RULES = 3
 
 
 def tag_compiled_code(config: Any) -> None:
@@ -62,80 +44,74 @@ def tag_compiled_code(config: Any) -> None:
         config.cache_key_tag = f"{config.cache_key_tag} {rules}".strip()
 
 
-def _put_ordered(
-    overload: Any,
-    tensors: Any,
-    find: Callable[[list[Any]], list[Any]],
-    rest: tuple[Any, ...],
-) -> Any:
-    """Puts `overload` into the graph that is being traced, with what `find`
-    says of the graph's nodes for `tensors`."""
-    import torch
-    from torch.fx.experimental import proxy_tensor
-
-    mode: Any = proxy_tensor.get_proxy_mode()
-    if mode is None:
-        return NotImplemented
-    slots: list[Any] = [proxy_tensor.get_proxy_slot(t, mode.tracer, None) for t in tensors]
-    if not slots or None in slots:  # nothing, or a constant, is marked
-        return NotImplemented
-    marked = [slot.proxy for slot in slots]
-    nodes = [proxy.node for proxy in marked]
-    for node in nodes:
-        _put_in_memory(_root(node))
-    after = [torch.fx.Proxy(node, mode.tracer) for node in find(nodes)]
-    mode.tracer.create_proxy("call_function", overload, (marked, after, *rest), {})
-    return None
+# On graphs
 
 
-def _put_in_memory(root: Any) -> None:
-    """Makes what follows read the one buffer that `root` is computed into."""
-    import torch
-
-    in_memory = torch.ops.esper_alloc.in_memory.default
-    if root.op != "call_function" or root.target is in_memory:
-        return
-    present = [user for user in root.users if user.target is in_memory]
-    if present:
-        kept = present[0]
-    else:
-        with root.graph.inserting_after(root):
-            kept = root.graph.call_function(in_memory, (root,))
-        # A symbol for a size that depends on data is the first node's alone to define.
-        same = {name: value for name, value in root.meta.items() if name != "unbacked_bindings"}
-        kept.meta.update(same)
-    root.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
+def register_rewrites(joint_graph: Any) -> None:
+    """For ``torch._inductor.fx_passes.joint_graph``: on graphs that are not split into forward and
+    backward yet."""
+    _rewrite_each(_operators().record_use.default, _mark_again, joint_graph.patterns)
+    _rewrite_each(_operators().order.default, _put_between, joint_graph.patterns)
 
 
-def _readers(nodes: list[Any]) -> list[Any]:
-    """The results so far of operations on the memory that `nodes` stand for,
-    views of it included."""
-    found: dict[Any, None] = {}
-    for node in nodes:
-        for view in _views(_root(node)):
-            for user in view.users:
-                if not _is_view(user):
-                    found.update(dict.fromkeys(_results(user)))
-    return list(found)
+def register_last_rewrites(post_grad: Any) -> None:
+    """For ``torch._inductor.fx_passes.post_grad``: on graphs that are lowered next."""
+    _rewrite_each(_operators().record_use.default, _put_in_memory, post_grad.pass_patterns[0])
+    _rewrite_each(_operators().record_use.again, _put_in_memory, post_grad.pass_patterns[0])
 
 
-def _scope_ends(nodes: list[Any]) -> list[Any]:
-    """What was computed in the scope that ends, and not read again in it."""
-    import torch
+def _rewrite_each(overload: Any, rewrite: Callable[[Any], None], patterns: Any) -> None:
+    from torch._inductor import pattern_matcher
 
-    scope: Any = torch.ops.esper_alloc
-    found: dict[Any, None] = dict.fromkeys(_readers(nodes))
-    depth = 0
-    for node in reversed(nodes[0].graph.nodes):
-        if node.target in (scope.leave_scope.default, scope.leave_scope.ordered):
-            depth += 1
-        elif node.target is scope.enter_scope.default:
-            if depth == 0:
-                break
-            depth -= 1
-        elif not node.users and _is_tensor(node):
-            found[node] = None
-    return list(found)
+    def handle(match: Any, *args: Any, **kwargs: Any) -> None:
+        rewrite(match.output_node())
+
+    pattern = pattern_matcher.CallFunctionVarArgs(overload)
+    pattern_matcher.register_graph_pattern(pattern, pass_dict=patterns)(handle)
+
+
+def _mark_again(mark: Any) -> None:
+    """Names what forward marks to backward. Of what has no result, only what is behind backward's
+    first operation is certain to become part of it."""
+    graph = mark.graph
+    last = graph.output_node()
+    tags = [node.meta.get("partitioner_tag") for node in (mark, *last.all_input_nodes)]
+    if tags[0] != "is_backward" and "is_backward" in tags:
+        arguments = (*mark.args[:3], len(graph.nodes))
+        with graph.inserting_before(last):
+            node = graph.call_function(_operators().record_use.again, arguments)
+        node.meta.update(mark.meta)
+
+
+def _put_in_memory(mark: Any) -> None:
+    for root in map(_root, mark.args[0]):
+        if root.op == "call_function" and not _is_marked(root):
+            with root.graph.inserting_after(root):
+                node = root.graph.call_function(_operators().in_memory.default, ([root],))
+            node.meta.update(root.meta | {"val": None})
+            node.meta.pop("unbacked_bindings", None)
+
+
+def _put_between(order: Any) -> None:
+    """Gives the end of a scope what was computed before it and is read behind it."""
+    before: dict[Any, None] = {}
+    for node in order.graph.nodes:
+        if node is order:
+            break
+        before[node] = None
+    live = [
+        node
+        for node in before
+        if _is_tensor(node)
+        and not _is_view(node)
+        and any(user not in before for view in _views(node) for user in view.users)
+    ]
+    tensors = list(dict.fromkeys([*map(_root, order.args[0]), *live]))
+    order.args = (tensors, *order.args[1:4], len(before))
+
+
+def _is_marked(node: Any) -> bool:
+    return any(user.target is _operators().in_memory.default for user in _root(node).users)
 
 
 def _root(node: Any) -> Any:
@@ -154,24 +130,13 @@ def _views(root: Any) -> Iterator[Any]:
 
 
 def _is_view(node: Any) -> bool:
-    """Whether the node stands for memory that another node stands for too."""
-    import torch
-
+    """Whether the node stands for memory that another node stands for, too."""
     if node.op != "call_function" or not node.all_input_nodes:
         return False
     if node.target is operator.getitem:
         return _is_view(node.args[0])
-    if node.target is torch.ops.esper_alloc.in_memory.default:
-        return True
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
-
-
-def _results(node: Any) -> list[Any]:
-    """The tensors that an operation returns, as nodes."""
-    if _is_tensor(node):
-        return [node]
-    return [user for user in node.users if user.target is operator.getitem and _is_tensor(user)]
 
 
 def _is_tensor(node: Any) -> bool:
@@ -180,152 +145,156 @@ def _is_tensor(node: Any) -> bool:
     return node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
 
 
+def keep_out_of_marked(reinplace: Any) -> None:
+    """For ``torch._inductor.fx_passes.reinplace``, which lets an operation write into its argument
+    if nobody reads that again."""
+    for overload, entry in reinplace.inplaceable_ops.items():
+        reinplace.inplaceable_ops[overload] = dataclasses.replace(
+            entry, extra_check=functools.partial(_may_write, entry.extra_check)
+        )
+
+
+def _may_write(check: Callable[[Any], bool], node: Any) -> bool:
+    return check(node) and not any(map(_is_marked, node.all_input_nodes))
+
+
 # While lowering
 
 
 def register_lowerings(lowering: Any) -> None:
     """For ``torch._inductor.lowering``."""
-    import torch
-
-    operators: Any = torch.ops.esper_alloc
-
-    def register(overload: Any, lower: Callable[..., Any]) -> None:
+    for overload, lower in (
+        (_operators().in_memory.default, _lower_in_memory),
+        (_operators().record_use.default, _lower_record_use),
+        (_operators().record_use.again, _lower_again),
+        (_operators().order.default, _lower_order),
+    ):
         lowering.register_lowering(overload, type_promotion_kind=None)(lower)
 
-    register(operators.in_memory.default, _lower_in_memory)
-    for name in ("hold", "take", "enter_scope"):
-        packet = getattr(operators, name)
-        register(packet.default, _lower_to(packet.pinned))
-    for name in ("record_use", "leave_scope"):
-        packet = getattr(operators, name)
-        register(packet.default, _lower_mark_to(packet.pinned))
-        register(packet.ordered, _lower_ordered_to(packet.pinned))
 
-
-def _lower_in_memory(tensor: Any) -> Any:
+def _lower_in_memory(tensors: list[Any]) -> None:
     from torch._inductor import ir
-    from torch._inductor.virtualized import V
 
+    (tensor,) = tensors
+    (node,) = _graph().current_node.args[0]
+    root = _root(node)  # node itself, unless it was what an operator has written into
+    if _is_of_forward(root) and not _is_read_elsewhere(root):
+        return
     tensor.realize()
-    if isinstance(tensor.get_layout(), ir.FlexibleLayout):
-        value = V.graph.current_node.meta["val"]
-        ir.as_storage_and_layout(
-            tensor,
-            exact_strides=[_expression(stride) for stride in value.stride()],
-        )
-    return tensor
+    if node is root and isinstance(tensor.get_layout(), ir.FlexibleLayout):
+        strides = [_expression(stride) for stride in root.meta["val"].stride()]
+        ir.as_storage_and_layout(tensor, exact_strides=strides)
+    _keep_from_reuse([tensor])
 
 
 def _expression(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
 
-def _lower_to(pinned: Any) -> Callable[..., None]:
-    def lower(tensors: list[Any], *rest: Any) -> None:
-        _put_pinned(pinned, tensors, *rest)
-
-    return lower
+def _lower_record_use(tensors: list[Any], stream: int, device: int, until_free: bool) -> None:
+    if not _is_of_forward(_graph().current_node):
+        _mark(tensors, stream, device)
 
 
-def _lower_mark_to(pinned: Any) -> Callable[..., None]:
-    def lower(tensors: list[Any], *rest: Any) -> None:
-        _put_mark(pinned, tensors, [], *rest)
-
-    return lower
-
-
-def _lower_ordered_to(pinned: Any) -> Callable[..., None]:
-    import torch
-
-    is_scope = pinned is torch.ops.esper_alloc.leave_scope.pinned
-
-    def lower(tensors: list[Any], after: list[Any], *rest: Any) -> None:
-        late = _live_results() if is_scope else []
-        _put_mark(pinned, tensors, _realized([*after, *late]), *rest)
-
-    return lower
+def _lower_again(tensors: list[Any], stream: int, device: int, place: int) -> None:
+    if not _graph().is_backward:
+        return
+    roots = list(map(_root, _graph().current_node.args[0]))
+    if any(map(_is_read_elsewhere, roots)):
+        _mark(tensors, stream, device)
+    else:  # what forward saved would be this graph's to overwrite
+        _keep_from_reuse([t for t, root in zip(tensors, roots) if root.op == "placeholder"])
 
 
-def _put_mark(pinned: Any, tensors: list[Any], after: list[Any], *rest: Any) -> None:
-    """A mark in compiled code lasts until the free, whatever it says: Inductor may still move a
-    read behind it (through a view that the graph does not know, or where a copy turns out to be
-    none), but never behind the free."""
-    _put_pinned(pinned, [*tensors, *_inputs_written_later()], after, *rest[:-1], True)
+def _mark(tensors: list[Any], stream: int, device: int) -> None:
+    marked = _realized([*tensors, *_inputs_written_later()])
+    _keep_from_reuse(marked)
+    _call(_operators().record_use.default, marked, stream, device, True)
 
 
-def _inputs_written_later() -> list[Any]:
-    """The inputs of the graph that get the contents of what the current node marks. In the
-    program they are what is marked."""
-    import torch
-    from torch._inductor.virtualized import V
+def _lower_order(tensors: list[Any], *rest: Any) -> None:
+    if not _is_of_forward(_graph().current_node):
+        _call(_operators().order.pinned, _realized(tensors), *rest)
 
-    graph: Any = V.graph
-    marked = {_root(node) for node in graph.current_node.args[0]}
-    return [
-        graph.env[node.args[0]]
-        for node in graph.current_node.graph.nodes
-        if node.target is torch.ops.aten.copy_.default
-        and node.args[0].op == "placeholder"
-        and _root(node.args[1]) in marked
-    ]
+
+def _call(overload: Any, buffers: list[Any], *rest: Any) -> None:
+    from torch._inductor import config, ir
+
+    if not (config.pattern_matcher and config.use_joint_graph_passes):
+        raise RuntimeError(
+            "marks and scopes of esper_alloc need torch._inductor.config.pattern_matcher and "
+            "use_joint_graph_passes: switch both on, or call them in a function under "
+            "torch.compiler.disable()"
+        )
+    ir.FallbackKernel.create(overload, buffers, *rest)
+
+
+def _keep_from_reuse(buffers: list[Any]) -> None:
+    from torch._inductor import ir
+
+    graph = _graph()
+    while graph is not None:
+        # PyTorch 2.11 also frees what is in its only such set no earlier than at the end.
+        kept = getattr(graph, "never_reuse_but_free_buffers", graph.never_reuse_buffers)
+        kept.update(buffer.get_name() for buffer in buffers)
+        graph = getattr(graph, "parent", None)
+        if graph is not None:  # that of torch.cond, where its inputs have other names
+            inputs = [graph.env.get(node) for node in graph.current_node.all_input_nodes]
+            buffers = _realized([value for value in inputs if isinstance(value, ir.TensorBox)])
 
 
 def _realized(values: list[Any]) -> list[Any]:
     """The same, each once, as buffers."""
     once: dict[str, Any] = {}
     for value in values:
-        if value is not None:  # a token that orders effects
-            value.realize()
-            once.setdefault(value.get_name(), value)
+        value.realize()
+        once.setdefault(value.get_name(), value)
     return list(once.values())
 
 
-def _put_pinned(pinned: Any, tensors: list[Any], *rest: Any) -> None:
-    from torch._inductor import ir
-    from torch._inductor.virtualized import V
+def _inputs_written_later() -> list[Any]:
+    """The inputs of the graph that get the contents of what the current node marks. In the
+    program they are what is marked."""
+    import torch
 
-    graph: Any = V.graph
-    if _is_of_other_pass(graph):
-        return
-    buffers = _realized(tensors)
-    graph.never_reuse_buffers.update(buffer.get_name() for buffer in buffers)
-    ir.FallbackKernel.create(pinned, buffers, *rest)
-
-
-def _is_of_other_pass(graph: Any) -> bool:
-    """Whether the mark is a copy: what has no result, PyTorch puts into each of
-    forward and backward that has its arguments."""
-    tag = graph.current_node.meta.get("partitioner_tag")
-    return bool(tag == ("is_forward" if graph.is_backward else "is_backward"))
-
-
-def _live_results() -> list[Any]:
-    """What the scope that ends has computed and somebody reads behind it."""
-    from torch._inductor.virtualized import V
-
-    graph: Any = V.graph
+    mark = _graph().current_node
+    marked = set(map(_root, mark.args[0]))
     return [
-        graph.env[node]
-        for node in _nodes_of_scope(graph.current_node)
-        if node in graph.env
-        and hasattr(graph.env[node], "realize")
-        and any(user not in graph.env for user in node.users)
+        _graph().env[node.args[0]]
+        for node in mark.graph.nodes
+        if node.target is torch.ops.aten.copy_.default
+        and node.args[0].op == "placeholder"
+        and _root(node.args[1]) in marked
     ]
 
 
-def _nodes_of_scope(leave: Any) -> Iterable[Any]:
+# In backward
+
+
+def _is_of_forward(node: Any) -> bool:
+    """Whether this is backward's graph, and the node forward's: PyTorch may leave what has no
+    result in both."""
+    return bool(_graph().is_backward and node.meta.get("partitioner_tag") == "is_forward")
+
+
+def _is_read_elsewhere(root: Any) -> bool:
+    """Whether the value is computed here, and read by an operator that may read it on a stream of
+    its own: PyTorch's do not."""
+    return root.op == "call_function" and any(
+        getattr(user.target, "namespace", "aten") not in ("aten", "prims", "esper_alloc")
+        for view in _views(root)
+        for user in view.users
+    )
+
+
+def _graph() -> Any:
+    """What is being lowered."""
+    from torch._inductor.virtualized import V
+
+    return V.graph
+
+
+def _operators() -> Any:
     import torch
 
-    scope: Any = torch.ops.esper_alloc
-    depth = 0
-    node = leave.prev
-    while node.op == "call_function":
-        if node.target is scope.leave_scope.ordered:
-            depth += 1
-        elif node.target is scope.enter_scope.default:
-            if depth == 0:
-                return
-            depth -= 1
-        elif _is_tensor(node) and not _is_view(node):
-            yield node
-        node = node.prev
+    return torch.ops.esper_alloc

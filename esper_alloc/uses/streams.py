@@ -8,7 +8,8 @@ from typing import Any
 
 def is_cpu_stream(stream: Any) -> bool:
     """torch.cpu.Stream stands in for a stream and does nothing."""
-    return type(stream).__module__.startswith("torch.cpu")
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(stream, torch.cpu.Stream)
 
 
 def check_stream(stream: Any) -> None:

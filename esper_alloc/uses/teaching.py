@@ -17,14 +17,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..installation.import_watch import when_imported
-from . import inductor, tracing
+from . import containers, inductor, tracing
 
 
 def _teach_fx(fx_node: Any) -> None:
     import torch
 
-    for operator in tracing.OPERATORS:
-        packet = getattr(torch.ops.esper_alloc, operator)
+    operators: Any = torch.ops.esper_alloc
+    for packet in (operators.record_use, operators.order, operators.in_memory):
         for overload in packet.overloads():
             fx_node.has_side_effect(getattr(packet, overload))
 
@@ -36,11 +36,9 @@ class Calls(NamedTuple):
     touch: Callable[..., Any]
     enter: Callable[..., Any]
     hand_over: Callable[..., Any]
-    check_stream: Callable[..., Any]
-    check_scope: Callable[..., Any]
 
 
-_TRACED = Calls(*(getattr(tracing, name) for name in Calls._fields))
+_TRACED = Calls(tracing.record_use, tracing.touch, tracing.enter, tracing.hand_over)
 
 
 def _teach_dynamo(calls: Calls, instead: Calls, decorators: Any) -> None:
@@ -79,7 +77,7 @@ def tensor_methods_changed() -> None:
 
 
 def _teach_dynamo_streams(streams: Any) -> None:
-    """A graph is for one stream (_fix_stream() in tracing.py), so what says which one is a
+    """A graph is for one stream (_fixed() in tracing.py), so what says which one is a
     constant in it. Dynamo would make a node of it, which a graph inside of that graph, as a
     checkpoint has it, cannot use."""
     variables = importlib.import_module("torch._dynamo.variables")
@@ -110,55 +108,25 @@ def _teach_dynamo_subclasses(torch_function: Any) -> None:
     variable.call_method = call_method
 
 
-def _teach_wrapper(wrapper: Any) -> None:
+def _teach_wrapper(module: Any) -> None:
     """A mark of such a tensor is one of the tensors inside. (Others get the
     operator, and see for themselves.)"""
     import torch
 
     def mark_parts(cls: Any, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
         parts: list[Any] = []
-        for tensor in args[0]:
-            if isinstance(tensor, wrapper):
-                names = tensor.__tensor_flatten__()[0]
-                inner = [getattr(tensor, name) for name in names]
-                # Some name what is no tensor, as a mesh of devices, too.
-                parts += [one for one in inner if isinstance(one, torch.Tensor)]
-            else:
-                parts.append(tensor)
+        containers.find_tensors(args[0], parts)
         return func(parts, *args[1:], **(kwargs or {}))
 
+    wrapper = module.DTensor if hasattr(module, "DTensor") else module.NestedTensor
     for name in tracing.OPERATORS:
         overload = getattr(torch.ops.esper_alloc, name).default
         torch.library.register_torch_dispatch(overload, wrapper, mark_parts)
 
 
-def _teach_dtensor(api: Any) -> None:
-    _teach_wrapper(api.DTensor)
-
-
-def _teach_nested(nested_tensor: Any) -> None:
-    import torch
-
-    # Autograd has a key of its own for them, and nothing to do there.
-    torch_library: Any = torch.library
-    library = torch_library.Library("esper_alloc", "IMPL")
-    for name in tracing.OPERATORS:
-        library.impl(name, torch_library.fallthrough_kernel, "AutogradNestedTensor")
-    _libraries.append(library)
-    _teach_wrapper(nested_tensor.NestedTensor)
-
-
-#: What is registered goes with them.
-_libraries: list[Any] = []
-
-
-def _teach_inductor_order(decomposition: Any) -> None:
-    inductor.register_decompositions(decomposition)
+def _teach_inductor_rewrites(joint_graph: Any) -> None:
+    inductor.register_rewrites(joint_graph)
     inductor.tag_compiled_code(importlib.import_module("torch.compiler.config"))
-
-
-def _teach_inductor(lowering: Any) -> None:
-    inductor.register_lowerings(lowering)
 
 
 _said = False
@@ -193,10 +161,12 @@ def install(calls: Calls) -> None:
         ("Dynamo", "torch._dynamo.variables.tensor", _teach_dynamo_method),
         ("Dynamo", "torch._dynamo.variables.torch_function", _teach_dynamo_subclasses),
         ("Dynamo", "torch._dynamo.variables.streams", _teach_dynamo_streams),
-        ("Inductor", "torch._inductor.decomposition", _teach_inductor_order),
-        ("Inductor", "torch._inductor.lowering", _teach_inductor),
-        ("DTensor", "torch.distributed.tensor._api", _teach_dtensor),
-        ("nested tensors", "torch.nested._internal.nested_tensor", _teach_nested),
+        ("Inductor", "torch._inductor.fx_passes.joint_graph", _teach_inductor_rewrites),
+        ("Inductor", "torch._inductor.fx_passes.post_grad", inductor.register_last_rewrites),
+        ("Inductor", "torch._inductor.fx_passes.reinplace", inductor.keep_out_of_marked),
+        ("Inductor", "torch._inductor.lowering", inductor.register_lowerings),
+        ("DTensor", "torch.distributed.tensor._api", _teach_wrapper),
+        ("nested tensors", "torch.nested._internal.nested_tensor", _teach_wrapper),
     ):
         when_imported(module, functools.partial(_teach, what, teach))
 
@@ -241,9 +211,7 @@ def _break_at(original: Callable[..., Any]) -> Callable[..., Any]:
 def install_breaks(calls: Calls) -> None:
     """In place of install(), where the operators are missing."""
     global _method
-    instead = Calls(*map(_break_at, calls))._replace(
-        check_stream=tracing.check_stream, check_scope=tracing.check_scope
-    )
+    instead = Calls(*map(_break_at, calls))
     _method = instead.record_use
     for module, teach in (
         ("torch._dynamo.decorators", functools.partial(_teach_dynamo, calls, instead)),

@@ -454,7 +454,7 @@ def _record_stream(tensor: torch.Tensor, stream: torch.Stream | None) -> None:
         pass
 
 
-_calls = teaching.Calls(record_use, touch, _enter, _hand_over, check_stream, check_scope)
+_calls = teaching.Calls(record_use, touch, _enter, _hand_over)
 if _compiled is not None:
     teaching.install(_calls)
 else:

@@ -329,10 +329,9 @@ def test_operators_pass_opcheck_on_the_gpu():
             for op, arguments in (
                 (ops.record_use.default, (*where, False)),
                 (ops.record_use.default, (0, -1, True)),
-                (ops.enter_scope.default, where),
-                (ops.leave_scope.default, (*where, True)),
-                (ops.take.default, where),
-                (ops.hold.default, ()),
+                (ops.record_use.default, (0, -2, True)),
+                (ops.order.default, (*where, False)),
+                (ops.order.default, (*where, True)),
             ):
                 torch.library.opcheck(op, (tensors, *arguments))
         torch.cuda.synchronize()

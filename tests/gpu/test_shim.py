@@ -19,7 +19,7 @@ import contextlib, ctypes, gc, os, sys, threading, warnings
 import torch
 import esper_alloc
 sys.path.insert(0, {str(PROGRAMS)!r})
-from device import calibrate, held_up, other_streams
+from device import held_up
 esper_alloc.enable()
 
 MiB = 1 << 20
@@ -33,11 +33,6 @@ def bytes_of(mebibytes):
 def cycles(seconds):
     # For torch.cuda._sleep: enough for any GPU clock up to 2 GHz.
     return int(seconds * 2e9)
-
-def stream_beside():
-    # Streams may share a hardware queue, where one waits for the other.
-    calibrate()
-    return other_streams(1)[0]
 """
 
 
@@ -588,72 +583,6 @@ def test_record_stream_holds_until_the_stream_is_done():
     )
 
 
-def test_record_stream_on_the_own_stream_costs_nothing():
-    on_gpu(
-        """
-        x = bytes_of(32)
-        address = x.data_ptr()
-        torch.cuda._sleep(cycles(0.1))
-        x.record_stream(torch.cuda.current_stream())
-        del x
-        assert bytes_of(32).data_ptr() == address
-        """
-    )
-
-
-PRECISION = """
-@torch.no_grad()
-def program(mark):
-    side = stream_beside()
-    bytes_of(1).fill_(1).sum()             # loading a kernel waits for the GPU
-    torch.cuda.empty_cache()
-    x = bytes_of(256)
-    address = x.data_ptr()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        x.sum()
-    mark(x, side)
-    done = torch.cuda.Event(); done.record(side)
-    with held_up(side):                    # by unrelated work
-        done.synchronize()
-        del x
-        y = bytes_of(256)
-        y.fill_(1)
-        torch.cuda.current_stream().synchronize()
-    return y.data_ptr() == address
-"""
-
-
-def test_record_use_is_exact():
-    on_gpu(PRECISION + "assert program(esper_alloc.record_use)")
-
-
-def test_record_stream_is_not():
-    # The control: the same with record_stream takes other memory.
-    on_gpu(PRECISION + "assert not program(lambda x, s: x.record_stream(s))")
-
-
-def test_memory_is_reused_only_when_its_mark_was_passed():
-    on_gpu(
-        """
-        side = torch.cuda.Stream()
-        for attempt in range(20):
-            x = torch.full((1 << 24,), attempt, dtype=torch.int32, device="cuda")
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                torch.cuda._sleep(cycles(0.01))
-                total = (x == attempt).all()
-            with torch.no_grad():
-                esper_alloc.record_use(x, side)
-            del x
-            y = torch.full((1 << 24,), -1, dtype=torch.int32, device="cuda")
-            side.synchronize()
-            assert total.item(), attempt
-            del y
-        """
-    )
-
-
 def test_record_use_with_an_event():
     on_gpu(
         """
@@ -720,34 +649,6 @@ def test_record_use_finds_memory_in_containers_views_and_layouts():
     )
 
 
-def test_a_thousand_marks_leave_one_use_a_stream():
-    on_gpu(
-        """
-        sides = [torch.cuda.Stream() for _ in range(3)]
-        x = bytes_of(64)
-        torch.cuda.synchronize()
-        before = esper_alloc.memory_stats()
-        def since(key):
-            return esper_alloc.memory_stats()[key] - before[key]
-        with contextlib.ExitStack() as held, torch.no_grad():
-            for side in sides:
-                held.enter_context(held_up(side))
-            for turn in range(1000):
-                for side in sides:
-                    esper_alloc.record_use(x, side)
-                if turn in (0, 1, 999):
-                    assert since("uses_pending") == 3, (turn, since("uses_pending"))
-            assert since("bytes_pending") == 0      # it is live
-            assert since("events_alive") <= 64      # events of replaced uses serve again
-            del x
-            assert since("uses_pending") == 3
-            assert since("bytes_pending") == 64 * MiB
-        torch.cuda.synchronize()
-        assert since("uses_pending") == since("bytes_pending") == 0
-        """
-    )
-
-
 def test_record_use_is_as_fast_as_record_stream():
     on_gpu(
         """
@@ -776,36 +677,6 @@ def test_record_use_is_as_fast_as_record_stream():
 
 
 # Autograd
-
-
-def test_backward_on_a_side_stream_after_the_input_was_dropped():
-    on_gpu(
-        """
-        torch.manual_seed(0)
-        side = torch.cuda.Stream()
-        weight = torch.randn(2048, 2048, device="cuda", requires_grad=True)
-        expected = None
-        for attempt in range(20):
-            weight.grad = None
-            x = torch.randn(2048, 2048, device="cuda", generator=torch.Generator("cuda").manual_seed(7))
-            if expected is None:
-                expected = x.double().T @ torch.ones(2048, 2048, device="cuda").double()
-            with esper_alloc.using(x, weight, stream=side) as scope:
-                y = x @ weight                     # saves x
-                loss = y.sum()
-                torch.cuda._sleep(cycles(0.01))    # so that backward is late
-            del x, y
-            scope.take(loss)
-            loss.backward()                        # reads x on side
-            del loss
-            # What would have taken x's memory were it free:
-            trash = [torch.full((2048, 2048), float("nan"), device="cuda") for _ in range(4)]
-            del trash
-            torch.cuda.synchronize()
-            error = (weight.grad.double() - expected).abs().max() / expected.abs().max()
-            assert error < 1e-2, (attempt, error.item())
-        """
-    )
 
 
 def test_marks_are_exact_without_grad_mode_and_held_in_it():
@@ -905,29 +776,6 @@ def test_using_orders_marks_and_restores():
                 with scope:
                     z.sum()
             assert torch.cuda.current_stream() == main
-        """
-    )
-
-
-def test_using_protects_after_an_exception():
-    on_gpu(
-        """
-        side = stream_beside()
-        with torch.no_grad():
-            bytes_of(1).sum()
-            torch.cuda.synchronize()
-            before = stat("active_bytes.all.current")
-            x = bytes_of(64)
-            with held_up(side):
-                try:
-                    with esper_alloc.using(x, stream=side):
-                        x.sum()
-                        raise ValueError
-                except ValueError:
-                    pass
-                del x
-                assert stat("active_bytes.all.current") == before + 64 * MiB
-            assert stat("active_bytes.all.current") == before
         """
     )
 

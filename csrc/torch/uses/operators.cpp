@@ -3,17 +3,14 @@
 // decides.
 //
 // A stream is c10's (id, device index), which means the same in every process, so compiled graphs
-// may be cached. Device -1 means the current stream.
+// may be cached. Device -1 means the current stream, and -2 all streams, after the free.
 //
 // No operator declares a mutation, so functionalisation keeps them and autograd ignores them.
-// esper_alloc/uses/teaching.py declares them to torch.fx as effects. Inductor moves independent
-// operations and reuses its buffers itself, so there are two more overloads for it:
-//   ordered   also reads `after`: what must have been enqueued before
-//   pinned    also declares that it writes what it marks, so that no later operation on
-//             that is moved before it
-//
-// `in_memory` is for Inductor, too: its argument gets one buffer and is not computed again for each
-// reader.
+// esper_alloc/uses/teaching.py declares them to torch.fx as effects. The others are for Inductor
+// (esper_alloc/uses/inductor.py): `in_memory` asks for one buffer for its argument, `order.pinned`
+// declares that it writes what it is given, so that no operation on that passes it, and
+// `record_use.again` is forward's mark in backward. `place` tells equal calls apart, which
+// PyTorch 2.11 would merge.
 //
 // Compiled code runs on the streams that its compiler chooses, which need not be those that the
 // traced program named: PyTorch up to 2.11 runs everything on the stream that was current when the
@@ -34,6 +31,8 @@ namespace
 
 using c10::cuda::CUDAStream;
 
+constexpr int64_t all_streams = -2;
+
 std::optional<CUDAStream> stream_of(int64_t id, int64_t device)
 {
   if (device < 0) {
@@ -51,87 +50,48 @@ Memory memory_of(at::TensorList tensors)
   return memory;
 }
 
-void mark(at::TensorList tensors, const std::optional<CUDAStream> &stream, bool until_free)
+void record_use(at::TensorList tensors, int64_t stream, int64_t device, bool until_free)
 {
   const Memory memory = memory_of(tensors);
   if (memory.empty()) {
+    return;
+  }
+  if (device == all_streams) {
+    memory.hold_for_all_streams();
     return;
   }
   End end;
   // The graph may have been traced without grad mode, and run in it or in backward.
   end.until_free = until_free || autograd_may_read();
   memory.mark(end);
-  if (stream) {
-    end.stream = stream;
+  end.stream = stream_of(stream, device);
+  if (end.stream) {
     memory.mark(end);
   }
 }
 
-void record_use(at::TensorList tensors, int64_t stream, int64_t device, bool until_free)
+// At a scope's beginning, and where its results are taken, the current stream waits for the
+// scope's; at its end the scope's waits for the current one. The tensors only say what must stay on
+// which side. Without a stream nothing waits: the call only keeps the sides apart.
+void order(at::TensorList /*tensors*/, int64_t stream, int64_t device, bool at_end,
+           int64_t /*place*/)
 {
-  mark(tensors, stream_of(stream, device), until_free);
-}
-
-void hold(at::TensorList tensors)
-{
-  const Memory memory = memory_of(tensors);
-  if (!memory.empty()) {
-    memory.hold_for_all_streams();
+  const auto scope = stream_of(stream, device);
+  if (!scope) {
+    return;
+  }
+  const CUDAStream current = c10::cuda::getCurrentCUDAStream(scope->device_index());
+  if (at_end) {
+    wait_for(*scope, current);
+  } else {
+    wait_for(current, *scope);
   }
 }
 
-void enter_scope(at::TensorList /*tensors*/, int64_t stream, int64_t device)
-{
-  if (const auto entered = stream_of(stream, device)) {
-    wait_for(c10::cuda::getCurrentCUDAStream(entered->device_index()), *entered);
-  }
-}
-
-void leave_scope(at::TensorList tensors, int64_t stream, int64_t device, bool until_free)
-{
-  const auto left = stream_of(stream, device);
-  if (left) {
-    wait_for(*left, c10::cuda::getCurrentCUDAStream(left->device_index()));
-  }
-  mark(tensors, left, until_free);
-}
-
-void take(at::TensorList tensors, int64_t stream, int64_t device)
-{
-  enter_scope(tensors, stream, device);
-  const Memory memory = memory_of(tensors);
-  if (!memory.empty()) {
-    End end;
-    end.until_free = true;
-    memory.mark(end);
-  }
-}
-
-// The same with `after`, which only the compiler looks at.
-void record_use_after(at::TensorList tensors, at::TensorList /*after*/, int64_t stream,
-                      int64_t device, bool until_free)
-{
-  record_use(tensors, stream, device, until_free);
-}
-void leave_scope_after(at::TensorList tensors, at::TensorList /*after*/, int64_t stream,
-                       int64_t device, bool until_free)
-{
-  leave_scope(tensors, stream, device, until_free);
-}
-
-// Fake and meta tensors have no memory.
+// For fake and meta tensors, which have no memory, and for what is only Inductor's to see.
 template <class... Arguments>
 void nothing(at::TensorList, Arguments...)
 {
-}
-
-at::Tensor in_memory(const at::Tensor &tensor)
-{
-  return tensor.clone(); // an operator may not return its argument
-}
-at::Tensor in_memory_of_nothing(const at::Tensor &tensor)
-{
-  return at::empty_strided_symint(tensor.sym_sizes(), tensor.sym_strides(), tensor.options());
 }
 
 // vmap: runs the operator on the tensors below the batched ones, at any depth.
@@ -160,64 +120,43 @@ void unbatched(const c10::OperatorHandle &op, torch::jit::Stack *stack)
 TORCH_LIBRARY(esper_alloc, m)
 {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
-#define WHERE "int stream, int device"
-#define MARK WHERE ", bool until_free) -> ()"
-  m.def("record_use(Tensor[] tensors, " MARK, tags);
-  m.def("record_use.ordered(Tensor[] tensors, Tensor[] after, " MARK, tags);
-  m.def("record_use.pinned(Tensor(a!)[] tensors, Tensor[] after, " MARK);
-  m.def("leave_scope(Tensor[] tensors, " MARK, tags);
-  m.def("leave_scope.ordered(Tensor[] tensors, Tensor[] after, " MARK, tags);
-  m.def("leave_scope.pinned(Tensor(a!)[] tensors, Tensor[] after, " MARK);
-  m.def("enter_scope(Tensor[] tensors, " WHERE ") -> ()", tags);
-  m.def("enter_scope.pinned(Tensor(a!)[] tensors, " WHERE ") -> ()");
-  m.def("take(Tensor[] tensors, " WHERE ") -> ()", tags);
-  m.def("take.pinned(Tensor(a!)[] tensors, " WHERE ") -> ()");
-  m.def("hold(Tensor[] tensors) -> ()", tags);
-  m.def("hold.pinned(Tensor(a!)[] tensors) -> ()");
-  m.def("in_memory(Tensor tensor) -> Tensor", tags);
-#undef MARK
-#undef WHERE
+  m.def("record_use(Tensor[] tensors, int stream, int device, bool until_free) -> ()", tags);
+  m.def("record_use.again(Tensor[] tensors, int stream, int device, int place) -> ()", tags);
+  m.def("order(Tensor[] tensors, int stream, int device, bool at_end, int place=0) -> ()", tags);
+  m.def("order.pinned(Tensor(a!)[] tensors, int stream, int device, bool at_end, "
+        "int place=0) -> ()");
+  m.def("in_memory(Tensor[] tensors) -> ()", tags);
 }
 
 TORCH_LIBRARY_IMPL(esper_alloc, CompositeExplicitAutograd, m)
 {
   m.impl("record_use", esper::record_use);
-  m.impl("record_use.ordered", esper::record_use_after);
-  m.impl("record_use.pinned", esper::record_use_after);
-  m.impl("leave_scope", esper::leave_scope);
-  m.impl("leave_scope.ordered", esper::leave_scope_after);
-  m.impl("leave_scope.pinned", esper::leave_scope_after);
-  m.impl("enter_scope", esper::enter_scope);
-  m.impl("enter_scope.pinned", esper::enter_scope);
-  m.impl("take", esper::take);
-  m.impl("take.pinned", esper::take);
-  m.impl("hold", esper::hold);
-  m.impl("hold.pinned", esper::hold);
-  m.impl("in_memory", esper::in_memory);
+  m.impl("record_use.again", esper::nothing<int64_t, int64_t, int64_t>);
+  m.impl("order", esper::order);
+  m.impl("order.pinned", esper::order);
+  m.impl("in_memory", esper::nothing<>);
 }
 
 TORCH_LIBRARY_IMPL(esper_alloc, Meta, m)
 {
-  using at::TensorList;
-  using esper::nothing;
-  m.impl("record_use", nothing<int64_t, int64_t, bool>);
-  m.impl("record_use.ordered", nothing<TensorList, int64_t, int64_t, bool>);
-  m.impl("record_use.pinned", nothing<TensorList, int64_t, int64_t, bool>);
-  m.impl("leave_scope", nothing<int64_t, int64_t, bool>);
-  m.impl("leave_scope.ordered", nothing<TensorList, int64_t, int64_t, bool>);
-  m.impl("leave_scope.pinned", nothing<TensorList, int64_t, int64_t, bool>);
-  m.impl("enter_scope", nothing<int64_t, int64_t>);
-  m.impl("enter_scope.pinned", nothing<int64_t, int64_t>);
-  m.impl("take", nothing<int64_t, int64_t>);
-  m.impl("take.pinned", nothing<int64_t, int64_t>);
-  m.impl("hold", nothing<>);
-  m.impl("hold.pinned", nothing<>);
-  m.impl("in_memory", esper::in_memory_of_nothing);
+  m.impl("record_use", esper::nothing<int64_t, int64_t, bool>);
+  m.impl("record_use.again", esper::nothing<int64_t, int64_t, int64_t>);
+  m.impl("order", esper::nothing<int64_t, int64_t, bool, int64_t>);
+  m.impl("order.pinned", esper::nothing<int64_t, int64_t, bool, int64_t>);
+  m.impl("in_memory", esper::nothing<>);
 }
 
 TORCH_LIBRARY_IMPL(esper_alloc, FuncTorchBatched, m)
 {
-  for (const char *name : {"record_use", "hold", "enter_scope", "leave_scope", "take"}) {
+  for (const char *name : {"record_use", "order"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&esper::unbatched>());
+  }
+}
+
+// Autograd has a key of its own for nested tensors, and nothing to do there.
+TORCH_LIBRARY_IMPL(esper_alloc, AutogradNestedTensor, m)
+{
+  for (const char *name : {"record_use", "order"}) {
+    m.impl(name, torch::CppFunction::makeFallthrough());
   }
 }

@@ -5,6 +5,7 @@
 #include "audit/audit.h"
 
 #include "check.h"
+#include "draw.h"
 #include "device/sim/accesses.h"
 #include "device/sim/base.h"
 #include "device/sim/sim.h"
@@ -54,10 +55,7 @@ static unsigned united;
 
 static unsigned draw(unsigned below)
 {
-  uint64_t x = random_state += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return (unsigned)((x ^ (x >> 31)) % below);
+  return (unsigned)draw_below(&random_state, below);
 }
 
 static int device_of(int stream)

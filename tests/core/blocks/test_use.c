@@ -65,29 +65,6 @@ TEST(one_event_marks_many)
   end();
 }
 
-/* Neither uses nor events pile up, though nothing completes meanwhile. */
-TEST(a_thousand_marks_leave_one_use_a_stream)
-{
-  begin();
-  void *p = block(r);
-  for (int i = 0; i < 1000; i++) {
-    world_read_on(&w, s, p, r);
-    world_use(&w, p, s, 0);
-    world_read_on(&w, t, p, r);
-    world_use(&w, (char *)p + 4096, t, 0);
-  }
-  CHECK_EQ(uses(), 2);
-  CHECK_EQ(records(), 2000);
-  CHECK(world_counters(&w, 0).events_alive <= 6);
-  world_free(&w, p);
-  world_run(&w, r);
-  world_run(&w, s);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  world_run(&w, t);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
-}
-
 /* The events of many long-lived blocks go back as they complete, though nobody
  * allocates. */
 TEST(marks_ask_now_and_then_what_has_completed)
@@ -158,28 +135,6 @@ TEST(record_stream_ends_with_the_free)
   end();
 }
 
-TEST(both_kinds_on_one_stream_are_one_use_that_ends_with_the_free)
-{
-  for (int order = 0; order < 2; order++) {
-    begin();
-    void *p = block(r);
-    if (order)
-      world_record_stream(&w, p, s);
-    world_read_on(&w, s, p, r);
-    world_use(&w, p, s, 0);
-    if (!order)
-      world_record_stream(&w, p, s);
-    CHECK_EQ(uses(), 1);
-    sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ); /* record_stream's */
-    world_free(&w, p);
-    world_run(&w, r);
-    sim_run_stream(w.s, 0, s.handle, 3);
-    esper_retire(w.core, 0);
-    CHECK(world_malloc(&w, 12 * MIB, r) != p);
-    end();
-  }
-}
-
 TEST(another_device_can_read)
 {
   begin();
@@ -193,27 +148,6 @@ TEST(another_device_can_read)
   world_run(&w, r);
   CHECK(world_malloc(&w, 12 * MIB, r) != p);
   world_run(&w, far);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
-}
-
-TEST(a_foreign_event_may_be_recorded_again_at_once)
-{
-  begin();
-  void *p = block(r), *event = sim_event_create(w.s, 0);
-  const void *ptr = p;
-  size_t marked;
-  world_read_on(&w, s, p, r);
-  CHECK_OK(sim_event_record(w.s, 0, event, s.handle));
-  CHECK_OK(esper_record_use_event(w.core, &ptr, 1, event, 0, &marked));
-  CHECK_EQ(marked, 1);
-  CHECK_OK(sim_event_record(w.s, 0, event, t.handle));
-  sim_event_destroy(w.s, 0, event);
-  world_free(&w, p);
-  world_run(&w, r);
-  world_run(&w, t);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  sim_run_all(w.s); /* s, and the core's own stream that waits for it */
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   end();
 }

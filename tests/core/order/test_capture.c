@@ -3,22 +3,6 @@
 
 #include "captures_world.h"
 
-TEST(what_the_program_ordered_itself_is_reused)
-{
-  begin();
-  capture_begin();
-  void *x = block(X, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
-  world_free(&w, x);
-  world_wait(&w, r, s);
-  for (int i = 0; i < 20; i++)
-    sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
-  CHECK(block(X, r) == x);
-  capture_end();
-  end();
-}
-
 /* The one use of a block, as the core tells of it. */
 static esper_use_entry use_of(const void *x)
 {

@@ -73,26 +73,6 @@ TEST(what_the_allocator_answers_the_malloc_answers)
   end();
 }
 
-/* Its memory goes back when nobody reads it any more, on any stream. */
-TEST(what_is_read_is_not_given_back_to_the_allocator)
-{
-  begin(256);
-  use_own();
-  void *a = get(12 * MIB, r);
-  world_kernel(&w, r, a);
-  world_read_on(&w, s, a, r);
-  world_use(&w, a, s, 0);
-  world_free(&w, a);
-  release();
-  sim_capture_begin(w.s, 0, r.handle); /* nobody can wait for the device */
-  CHECK_OK(esper_pool_empty(w.core, 0, 0, ID));
-  CHECK_EQ(o.live, 1);
-  sim_capture_abort(w.s, 0, r.handle);
-  CHECK_OK(esper_pool_empty(w.core, 0, 0, ID));
-  CHECK_EQ(o.live, 0);
-  end();
-}
-
 /* ---- asked directly --------------------------------------------------------------- */
 
 static sim_alive alive(void)

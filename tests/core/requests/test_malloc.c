@@ -72,16 +72,6 @@ TEST(a_pending_block_is_ready_as_soon_as_its_use_has_completed)
   end();
 }
 
-/* Nobody says when s gets there; r has other memory meanwhile. */
-TEST(no_stream_is_made_to_wait)
-{
-  begin();
-  void *p = pending(12 * MIB);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  CHECK_EQ(calls(SIM_CALL_stream_wait), 0);
-  end();
-}
-
 /* Beside a live block of r, s asks for one and frees it, `count` times: its loans. */
 static uint64_t loans_of(size_t size, int count)
 {
@@ -316,29 +306,6 @@ TEST(with_nothing_pending_a_pair_calls_the_driver_for_the_capture_alone)
   end();
 }
 
-TEST(a_steady_loop_allocates_nothing_in_the_core)
-{
-  begin();
-  esper_counters first = {0}, now;
-  for (int round = 0; round < 2000; round++) {
-    void *p = block(100000, r), *q = block(3 * MIB, r);
-    world_read_on(&w, s, p, r);
-    world_use(&w, p, s, 0);
-    world_read_on(&w, t, q, r);
-    world_use(&w, q, t, 0);
-    world_free(&w, p);
-    world_free(&w, q);
-    sim_run_seeded(w.s, (uint64_t)round, 40);
-    now = world_counters(&w, 0);
-    if (round == 500)
-      first = now;
-  }
-  sim_run_all(w.s);
-  CHECK_EQ(now.metadata_bytes, first.metadata_bytes);
-  CHECK_EQ(now.events_created, first.events_created);
-  end();
-}
-
 /* A million steps in which the host waits for what was just marked: after the first ones no event
  * is made and no memory is got, of any kind. */
 TEST(a_million_steady_steps_need_nothing_new)
@@ -363,21 +330,5 @@ TEST(a_million_steady_steps_need_nothing_new)
   CHECK_EQ(now.metadata_bytes, first.metadata_bytes);
   CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
   CHECK(now.events_alive <= 128);
-  end();
-}
-
-/* Marking a long-lived block again and again pins no events. */
-TEST(marks_do_not_pile_up)
-{
-  begin();
-  void *p = block(4096, r);
-  for (int i = 0; i < 5000; i++) {
-    world_read_on(&w, s, p, r);
-    world_use(&w, p, s, 0);
-    if (i % 10 == 0)
-      sim_run_all(w.s);
-  }
-  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
-  CHECK(world_counters(&w, 0).events_created < 200);
   end();
 }

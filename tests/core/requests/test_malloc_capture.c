@@ -25,24 +25,6 @@ TEST(a_mark_inside_lets_memory_be_reused_behind_the_programs_wait)
   end();
 }
 
-TEST(nothing_is_added_to_the_graph)
-{
-  begin();
-  capture_begin();
-  void *x = block(X, r);      /* 1 */
-  world_read_on(&w, s, x, r); /* 2 */
-  world_use(&w, x, s, 0);
-  world_free(&w, x);
-  CHECK(block(X, r) != x); /* 3; another edge would be needed */
-  world_wait(&w, r, s);
-  CHECK(block(X, r) == x); /* 4 */
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(graph);
-  CHECK_EQ(sim_graph_nodes(graph), 4);
-  sim_graph_destroy(w.s, graph);
-  end();
-}
-
 /* r has waited for two streams and done nothing since: no node stands for that. */
 TEST(a_mark_right_behind_a_wait_holds_the_memory)
 {
@@ -74,38 +56,6 @@ TEST(a_mark_until_the_free_holds_until_the_free)
   CHECK(block(X, r) != x);
   world_wait(&w, r, s);
   CHECK(block(X, r) == x);
-  capture_end();
-  end();
-}
-
-TEST(record_stream_inside_ends_with_the_free)
-{
-  begin();
-  capture_begin();
-  void *x = block(X, r);
-  world_record_stream(&w, x, s);
-  world_read_on(&w, s, x, r);
-  world_free(&w, x);
-  CHECK(block(X, r) != x);
-  world_wait(&w, r, s);
-  CHECK(block(X, r) == x);
-  capture_end();
-  end();
-}
-
-/* As under native: another branch may still read it without a mark. */
-TEST(a_joined_streams_memory_stays_its_own)
-{
-  begin();
-  capture_begin();
-  world_wait(&w, s, r);
-  void *x = block(X, s);
-  world_free(&w, x);
-  world_wait(&w, r, s);
-  CHECK(block(X, r) != x);
-  CHECK(block(X, s) == x);
-  world_wait(&w, r, s);
-  CHECK_EQ(world_counters(&w, 0).loans, 0);
   capture_end();
   end();
 }

@@ -22,21 +22,6 @@ static bool comes_back(void *x, esper_stream stream)
   return world_malloc(&w, 12 * MIB, stream) == x;
 }
 
-TEST(a_note_before_the_work_protects_it)
-{
-  begin();
-  void *x = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, x);
-  note(x, s);
-  world_read_on(&w, s, x, r); /* enqueued after the note */
-  world_free(&w, x);
-  CHECK(!comes_back(x, r));
-  sim_run_all(w.s);
-  CHECK(comes_back(x, r));
-  world_check(&w);
-  end();
-}
-
 TEST(a_note_costs_no_event_until_the_free)
 {
   begin();
@@ -151,19 +136,6 @@ TEST(what_a_free_block_was_is_no_note)
     CHECK_EQ(uses(), STREAMS * (i + 1));
   }
   world_check(&w);
-  end();
-}
-
-TEST(a_mark_does_not_shorten_a_note)
-{
-  begin();
-  void *x = world_malloc(&w, 12 * MIB, r);
-  note(x, s);
-  world_use(&w, x, s, 0);
-  note(x, s);
-  world_read_on(&w, s, x, r);
-  world_free(&w, x);
-  CHECK(!comes_back(x, r));
   end();
 }
 
@@ -292,25 +264,6 @@ TEST(memory_of_an_earlier_graph_of_the_stream_needs_no_note)
   sim_graph_destroy(w.s, second);
   for (int i = 0; i < 2; i++)
     CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  end();
-}
-
-/* Memory of the capture itself, used by another branch of it. */
-TEST(a_note_inside_a_capture_is_a_point_of_its_branch)
-{
-  begin();
-  capture_begin(1);
-  void *x = world_malloc(&w, 12 * MIB, r);
-  sim_kernel(w.s, 0, r.handle, x, 512, SIM_WRITE);
-  world_wait(&w, s, r);
-  note(x, s);
-  sim_kernel(w.s, 0, s.handle, x, 512, SIM_READ);
-  world_free(&w, x);
-  CHECK(!comes_back(x, r)); /* not ordered after s */
-  world_wait(&w, r, s);
-  CHECK(comes_back(x, r));
-  drop(capture_end(1), 1);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   end();
 }

@@ -171,26 +171,6 @@ TEST(a_mark_until_the_free_records_its_event_there)
   world_end(&w);
 }
 
-TEST(record_stream_and_a_mark_until_the_free_are_one_use)
-{
-  for (int first = 0; first < 2; first++) {
-    begin(64);
-    esper_stream r = w.stream[0], s = w.stream[1];
-    void *x = world_malloc(&w, 12 * MIB, r);
-    if (first)
-      world_record_stream(&w, x, s);
-    world_read_on(&w, s, x, r);
-    world_use(&w, x, s, ESPER_USE_UNTIL_FREE);
-    if (!first)
-      world_record_stream(&w, x, s);
-    CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
-    world_free(&w, x);
-    CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 1);
-    CHECK(world_malloc(&w, 12 * MIB, r) != x);
-    world_end(&w);
-  }
-}
-
 TEST(marks_are_counted_by_when_they_end)
 {
   begin(64);

@@ -40,16 +40,6 @@ TEST(a_small_cached_block_is_not_preferred_either)
   end();
 }
 
-TEST(a_ready_block_is_preferred_to_a_pending_one)
-{
-  begin();
-  void *p = block(14 * MIB, r), *q = pending(12 * MIB);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK(p != q);
-  end();
-}
-
 /* Up to 511 bytes to round, and in a large block a rest of up to 256 KiB that stays: a
  * quarter of the smallest large block, 2.6% of 10 MiB. */
 TEST(a_block_has_little_more_than_was_asked_for)

@@ -23,6 +23,7 @@
 #include "core/base/core.h"
 #include "core/base/monotonic.h"
 #include "core/order/device.h"
+#include "draw.h"
 #include "esper_sleep.h"
 #include "world.h"
 
@@ -154,17 +155,9 @@ static void must(esper_status status, const char *what)
 
 /* ---- drawing ------------------------------------------------------------ */
 
-static uint64_t draw64(thread *t)
-{
-  uint64_t x = t->random += 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
-
 static int draw(thread *t, int below)
 {
-  return (int)(draw64(t) % (uint64_t)below);
+  return (int)draw_below(&t->random, (uint64_t)below);
 }
 
 static bool chance(thread *t, int in)
@@ -178,10 +171,10 @@ static size_t draw_size(thread *t)
   static const size_t EDGES[] = {1, 512, 513, 64 << 10, 1 << 20, (1 << 20) + 1, 2 << 20, 10 << 20};
   switch (draw(t, 8)) {
   case 0: return EDGES[draw(t, 8)];
-  case 1: return (size_t)1 + draw64(t) % (16 << 20);
+  case 1: return (size_t)1 + draw64(&t->random) % (16 << 20);
   case 2:
-  case 3: return (size_t)1 + draw64(t) % (2 << 20);
-  default: return (size_t)1 + draw64(t) % (64 << 10);
+  case 3: return (size_t)1 + draw64(&t->random) % (2 << 20);
+  default: return (size_t)1 + draw64(&t->random) % (64 << 10);
   }
 }
 
@@ -224,8 +217,8 @@ static void kernel(thread *t, int on, const block *b)
   const esper_stream es = t->streams[on].es;
   size_t begin = 0, size = b->size;
   if (chance(t, 3)) { /* a part */
-    begin = draw64(t) % b->size;
-    size = 1 + draw64(t) % (b->size - begin);
+    begin = draw64(&t->random) % b->size;
+    size = 1 + draw64(&t->random) % (b->size - begin);
   }
   /* As PyTorch does before the first access; others map pages meanwhile. */
   if (es.device != b->device)
@@ -301,7 +294,7 @@ static block *malloc_only(thread *t, int on)
   if (t->block_count == MOST_BLOCKS)
     return NULL;
   if (chance(t, 300))
-    size = chance(t, 2) ? SIZE_MAX - draw64(t) % 4096 : 0;
+    size = chance(t, 2) ? SIZE_MAX - draw64(&t->random) % 4096 : 0;
   /* While somebody waits for us to go on, no malloc may need the host to wait
    * for him: stay far from the limit. */
   if (t->stalled >= 0 && size > MIB)
@@ -460,7 +453,7 @@ static void do_record_use(thread *t)
       continue;
     if (b->owner != on && !read_elsewhere(t, on, b))
       continue;
-    ptrs[count++] = b->ptr + (chance(t, 2) ? draw64(t) % b->size : 0);
+    ptrs[count++] = b->ptr + (chance(t, 2) ? draw64(&t->random) % b->size : 0);
   }
   if (!count && !chance(t, 16))
     return;
@@ -789,7 +782,7 @@ static void fork_and_join(thread *t)
     esper_stream es = t->streams[on].es;
     if (chance(t, 2))
       user = follower_inside(t, on, inside, count);
-    size_t size = same ? same : 1 + draw64(t) % (64 << 10);
+    size_t size = same ? same : 1 + draw64(&t->random) % (64 << 10);
     if (esper_malloc(t->p->core, size, es, &ptr))
       continue;
     esper_block_info info;
@@ -921,7 +914,7 @@ static void do_fault(thread *t)
   sim_call call = CALLS[draw(t, t->p->fatal ? ALL : ALL - FATAL)];
   bool runs_out = call == SIM_CALL_memory_alloc || call == SIM_CALL_page_create ||
                   call == SIM_CALL_event_create || call == SIM_CALL_stream_create;
-  sim_fail_call(t->p->s, call, 1 + draw64(t) % 6,
+  sim_fail_call(t->p->s, call, 1 + draw64(&t->random) % 6,
                 runs_out && chance(t, 2) ? ESPER_OUT_OF_MEMORY : ESPER_DEVICE_ERROR);
 }
 
@@ -1068,7 +1061,7 @@ static void do_limits(thread *t)
 static void do_time(thread *t)
 {
   if (!t->p->slow_time || chance(t, 20))
-    sim_run_seeded(t->p->s, draw64(t), (size_t)draw(t, 64));
+    sim_run_seeded(t->p->s, draw64(&t->random), (size_t)draw(t, 64));
   if (chance(t, 16))
     monotonic_skip((uint64_t)draw(t, 100) * 1000000u); /* streams are waited for again */
   if (chance(t, 16))
@@ -1380,7 +1373,7 @@ static void make_streams(thread *t, const stream *shared, int shared_count)
 static void *run_thread(void *argument)
 {
   thread *t = current = argument;
-  uint64_t every = 512 + draw64(t) % 4096;
+  uint64_t every = 512 + draw64(&t->random) % 4096;
   while (t->done < t->p->operations) {
     operation(t);
     if (has_failed(t->p))
@@ -1458,7 +1451,7 @@ static uint64_t run_program(uint64_t seed, int threads)
       .capacity = p.capacity,
       .oracle = SIM_ORACLE_KNOWN,
       .completion = COMPLETIONS[draw(&maker, 4)],
-      .seed = draw64(&maker),
+      .seed = draw64(&maker.random),
   };
   options.virtual_memory = chance(&maker, 2);
   p.fatal = p.faults && chance(&maker, 4);
@@ -1478,9 +1471,9 @@ static uint64_t run_program(uint64_t seed, int threads)
   p.max_split = config.max_split_size;
   /* An option that means nothing for mapped segments asks for classic ones. */
   p.mapped = options.virtual_memory && !(p.classic_pools && p.max_split);
-  p.operations = 500 + draw64(&maker) % 12000;
+  p.operations = 500 + draw64(&maker.random) % 12000;
   if (threads > 1)
-    p.operations = 1000 + draw64(&maker) % 4000;
+    p.operations = 1000 + draw64(&maker.random) % 4000;
   p.s = sim_create(&options);
   if (!p.s)
     fail("no simulation");
@@ -1509,7 +1502,7 @@ static uint64_t run_program(uint64_t seed, int threads)
     fail("no host memory");
   for (int i = 0; i < threads; i++) {
     all[i] = (thread){.p = &p,
-                      .random = draw64(&maker),
+                      .random = draw64(&maker.random),
                       .capturing = -1,
                       .stalled = -1,
                       .ran_out_on = -1,

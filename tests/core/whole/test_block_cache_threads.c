@@ -5,18 +5,12 @@
 
 #include "blocks/heap_world.h"
 #include "core/api/checkpoint.h"
+#include "draw.h"
 
 enum { THREADS = 4, TURNS = 4000, SHELF = 16 };
 
 static _Atomic(void *) shelf[SHELF]; /* blocks on their way to another thread */
 static atomic_bool running;
-
-static uint64_t next(uint64_t *state)
-{
-  uint64_t x = *state += 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  return x ^ x >> 31;
-}
 
 /* Blocks of a few sizes, on its own stream and on a common one; freed by whoever
  * finds them. */
@@ -26,7 +20,7 @@ static void *work(void *argument)
   int self = (int)(state % THREADS);
   static const size_t SIZES[] = {512, 512, 4096, 4096, MIB, 3 * MIB, 300 * KIB};
   for (int i = 0; i < TURNS; i++) {
-    uint64_t x = next(&state);
+    uint64_t x = draw64(&state);
     void *p;
     esper_stream stream = w.stream[x % 8 ? self : THREADS];
     CHECK_OK(esper_malloc(w.core, SIZES[x / 8 % 7], stream, &p));
@@ -75,7 +69,7 @@ static void *work_on_pages(void *argument)
   uint64_t state = (uint64_t)(uintptr_t)argument;
   int self = (int)(state % THREADS);
   for (int i = 0; i < TURNS; i++) {
-    uint64_t x = next(&state);
+    uint64_t x = draw64(&state);
     void *p;
     size_t size = x % 3 ? (x / 8 % 3 + 1) * 2 * MIB : (x / 8 % 12 + 1) * MIB;
     CHECK_OK(esper_malloc(w.core, size, w.stream[x % 5 ? self : THREADS], &p));
@@ -92,7 +86,7 @@ static void *work_in_pool(void *argument)
   uint64_t state = (uint64_t)(uintptr_t)argument;
   int self = (int)(state % THREADS);
   for (int i = 0; i < TURNS; i++) {
-    uint64_t x = next(&state);
+    uint64_t x = draw64(&state);
     void *p;
     CHECK_OK(esper_malloc_from(w.core, pool, x % 3 ? 4096 : MIB, w.stream[self], &p));
     CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[x / 64 % SHELF], p)));

@@ -11,6 +11,7 @@
  *   ESPER_DRIFT_OPERATIONS=100000000 build/plain/test_drift */
 #include <stdbool.h>
 
+#include "draw.h"
 #include "world.h"
 
 enum { CYCLES = 8, MOST_BLOCKS = 20000, LEAST_LOG = 12, MOST_LOG = 23 };
@@ -36,10 +37,7 @@ static size_t live, live_peak;
 
 static uint64_t draw(uint64_t below)
 {
-  uint64_t x = state += 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return (x ^ x >> 31) % below;
+  return draw_below(&state, below);
 }
 
 /* `phase` from 0 to 1 is once up and down; the sizes of a moment lie within a factor

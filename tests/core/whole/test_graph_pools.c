@@ -33,25 +33,6 @@ TEST(an_invalidated_capture_has_memory_of_its_pool)
 
 /* ---- what a begin waits for --------------------------------------------------- */
 
-/* Warm-up memory serves the capture: the host waits for it at the begin. */
-TEST(a_capture_gets_from_its_pool_only_what_has_completed)
-{
-  begin();
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  void *p = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, p);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
-  world_free(&w, p);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  capture_begin(ID);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  sim_graph *graph = capture_end(ID);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  drop(graph, ID);
-  end();
-}
-
 /* However many blocks owe how many uses: each of the two streams is waited for once. If all is
  * done, one event says so. */
 static void begin_behind_many(bool done)
@@ -96,28 +77,6 @@ TEST(older_events_of_a_captured_stream_are_waited_for)
   world_kernel(&w, r, p);
   world_read_on(&w, s, p, r);
   world_use(&w, p, s, 0);
-  world_kernel(&w, s, q);
-  world_free(&w, p);
-  world_free(&w, q);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  sim_capture_begin(w.s, 0, s.handle);
-  capture_begin(ID);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK(world_malloc(&w, 16 * MIB, r) != q);
-  sim_graph *graph = capture_end(ID);
-  sim_capture_abort(w.s, 0, s.handle);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  drop(graph, ID);
-  end();
-}
-
-/* s is being captured and cannot be waited for: what it freed is passed over. */
-TEST(what_cannot_be_waited_for_is_passed_over)
-{
-  begin();
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
-  world_kernel(&w, r, p);
   world_kernel(&w, s, q);
   world_free(&w, p);
   world_free(&w, q);
@@ -262,31 +221,6 @@ TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
   for (int i = 0; i < TIMES; i++)
     drop(graphs[i], ID);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  end();
-}
-
-/* A warm-up tensor dies during the capture: its last reader is outside. */
-TEST(what_is_freed_from_outside_waits_for_the_next_quiesce)
-{
-  begin();
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  void *p = world_malloc(&w, 12 * MIB, r);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  world_kernel(&w, r, p);
-  capture_begin(ID);
-  world_free(&w, world_malloc(&w, 512, r));
-  world_free(&w, p);
-  void *q = world_malloc(&w, 12 * MIB, r);
-  CHECK(q != p);
-  world_free(&w, q);
-  sim_graph *first = capture_end(ID);
-  capture_begin(ID); /* now it has been waited for */
-  void *a = world_malloc(&w, 12 * MIB, r), *b = world_malloc(&w, 12 * MIB, r);
-  CHECK((a == p && b == q) || (a == q && b == p));
-  sim_graph *second = capture_end(ID);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  drop(first, ID);
-  drop(second, ID);
   end();
 }
 

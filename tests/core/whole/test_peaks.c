@@ -1,6 +1,7 @@
 /* However late events complete, a program reserves at most an allowance more than when they
  * complete at once. Without an allowance it reserves many times as much, which shows that the
  * programs are sensitive. */
+#include "draw.h"
 #include "world.h"
 
 static world w;
@@ -8,10 +9,7 @@ static uint64_t state;
 
 static uint64_t draw(uint64_t below)
 {
-  uint64_t x = state += 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return (x ^ x >> 31) % below;
+  return draw_below(&state, below);
 }
 
 /* ---- programs --------------------------------------------------------------- */
@@ -79,7 +77,7 @@ static void prefetch(void)
 
 /* Memory of one stream that others read: how much there is, who reads it, and when
  * it is dropped are drawn. */
-static void random_readers(void)
+static void read_at_random(size_t least, size_t most)
 {
   enum { STEPS = 3000, LIVE = 24 };
   void *live[LIVE] = {NULL};
@@ -91,7 +89,7 @@ static void random_readers(void)
       *p = NULL;
       continue;
     }
-    *p = made(12, owner);
+    *p = made(least + draw(most - least + 1), owner);
     for (uint64_t readers = draw(4); readers > 0; readers--) {
       esper_stream reader = w.stream[1 + draw(3)];
       world_read_on(&w, reader, *p, owner);
@@ -100,26 +98,15 @@ static void random_readers(void)
   }
 }
 
-/* The same with sizes of 1 to 32 MiB: which block serves a request depends on what has
- * merged by then. */
+static void random_readers(void)
+{
+  read_at_random(12, 12);
+}
+
+/* Which block serves a request depends on what has merged by then. */
 static void random_sizes(void)
 {
-  enum { STEPS = 3000, LIVE = 24 };
-  void *live[LIVE] = {NULL};
-  for (int i = 0; i < STEPS; i++) {
-    void **p = &live[draw(LIVE)];
-    if (*p) {
-      world_free(&w, *p);
-      *p = NULL;
-      continue;
-    }
-    *p = made(1 + draw(32), w.stream[0]);
-    for (uint64_t readers = draw(4); readers > 0; readers--) {
-      esper_stream reader = w.stream[1 + draw(3)];
-      world_read_on(&w, reader, *p, w.stream[0]);
-      world_use(&w, *p, reader, 0);
-    }
-  }
+  read_at_random(1, 32);
 }
 
 /* ---- runs ------------------------------------------------------------------- */

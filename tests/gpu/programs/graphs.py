@@ -134,32 +134,15 @@ def _read_on_side(
     return {"wrong": replay(graph, x, outs), "reused": reused, "reused_after_join": again}
 
 
-def _read_and_protect(
-    protect: Callable[[torch.Tensor, torch.cuda.Stream], None],
-) -> dict[str, Any]:
+@scenario
+def unmarked() -> dict[str, Any]:
     def read(a: torch.Tensor, side: torch.cuda.Stream, late: torch.Tensor) -> None:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             sleep(side, DELAY_MS)
             late.copy_(a)
-        protect(a, side)
 
     return _read_on_side(read)
-
-
-@scenario
-def mark() -> dict[str, Any]:
-    return _read_and_protect(lambda a, side: esper_alloc.record_use(a, side))
-
-
-@scenario
-def record_stream() -> dict[str, Any]:
-    return _read_and_protect(lambda a, side: a.record_stream(side))
-
-
-@scenario
-def unmarked() -> dict[str, Any]:
-    return _read_and_protect(lambda a, side: None)
 
 
 @scenario
@@ -172,40 +155,6 @@ def scope() -> dict[str, Any]:
             late.copy_(a)
 
     return _read_on_side(read)
-
-
-@scenario
-def side_memory_serves_side() -> dict[str, Any]:
-    """What was allocated and dropped on a side stream serves that stream again, and no other."""
-    x, out = blank(), blank()
-    (side,) = other_streams(1)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        main = torch.cuda.current_stream()
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            sleep(side, DELAY_MS)
-            a = x + 1
-            out.copy_(a)
-            address = a.data_ptr()
-            del a
-        b = x * 2
-        main.wait_stream(side)
-        c = x + 3
-        elsewhere = address in (b.data_ptr(), c.data_ptr())
-        out.add_(b)
-        out.add_(c)
-        del b, c
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            a = x + 5
-            reused = a.data_ptr() == address
-            out.add_(a)
-            del a
-        main.wait_stream(side)
-    wrong = replay(graph, x, {0: (out, lambda v: 5 * v + 9)})
-    return {"wrong": wrong, "reused": reused, "reused_elsewhere": elsewhere}
 
 
 @scenario
@@ -588,53 +537,6 @@ def two_devices() -> dict[str, Any]:
 @scenario
 def two_devices_unmarked() -> dict[str, Any]:
     return _two_devices(lambda a, streams: None)
-
-
-def _read_from_outside(
-    protect: Callable[[torch.Tensor, torch.cuda.Stream], None],
-) -> dict[str, Any]:
-    """A graph reads a tensor from outside its capture, late, and is replayed on another
-    stream. The tensor is dropped at once, and the next one of its size follows."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    x, out = blank(), blank()
-    address = x.data_ptr()
-    (elsewhere,) = other_streams(1)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        stream = torch.cuda.current_stream()
-        sleep(stream, DELAY_MS)
-        out.copy_(x)
-        protect(x, stream)
-    x.fill_(5)
-    elsewhere.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(elsewhere):
-        graph.replay()
-    del x
-    y = torch.empty_like(out)
-    y.fill_(9)
-    reused = y.data_ptr() == address
-    torch.cuda.synchronize()
-    wrong = wrong_elements(out, 5)
-    later = [torch.empty_like(out) for _ in range(4)]
-    again = address in [z.data_ptr() for z in later]
-    return {"wrong": int(wrong > 0), "reused": reused, "again": again}
-
-
-@scenario
-def outside_marked() -> dict[str, Any]:
-    return _read_from_outside(lambda x, stream: esper_alloc.record_use(x, stream))
-
-
-@scenario
-def outside_recorded() -> dict[str, Any]:
-    return _read_from_outside(lambda x, stream: x.record_stream(stream))
-
-
-@scenario
-def outside_unmarked() -> dict[str, Any]:
-    return _read_from_outside(lambda x, stream: None)
 
 
 @scenario

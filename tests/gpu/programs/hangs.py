@@ -2,11 +2,8 @@
 
 Usage: hangs.py SCENARIO MARK [TRIES [SECONDS]]
 
-value: a reader waits for a flag that the owner's stream sets after its next
-allocation, into which it writes.
-value_later: the same, but the reader waits after the mark and before the free.
-spin: the same as value, but the reader is a kernel that spins until a later copy
-sets the flag.
+spin: a reader is a kernel that spins until a copy sets a flag; the owner's stream
+gets that after its next allocation, into which it writes.
 ring: two ranks, on two devices (ring) or one (ring_on_one), send blocks
 and drop them; the sending is over when the other rank has received, and each
 rank receives into memory that it asks for after the drop.
@@ -43,10 +40,6 @@ extern "C" __global__ void spin(const volatile int *flag, int value)
   }
 }
 """
-
-
-#: Makes a stream wait until a flag in pinned memory is at least a value.
-Wait = Callable[[torch.cuda.Stream, torch.Tensor, int], None]
 
 
 def protect(blocks: Sequence[torch.Tensor], stream: torch.cuda.Stream, mark: str) -> None:
@@ -171,7 +164,8 @@ def ring(devices: tuple[int, int], mark: str, tries: Tries) -> None:
         del into, blocks
 
 
-def load_spin() -> Wait:
+def load_spin() -> Callable[[torch.cuda.Stream, torch.Tensor, int], None]:
+    """Makes a stream wait until a flag in pinned memory is at least a value."""
     kernel = torch.cuda._compile_kernel(SPIN, "spin")
 
     def spin(stream: torch.cuda.Stream, flag: torch.Tensor, value: int) -> None:
@@ -180,14 +174,12 @@ def load_spin() -> Wait:
     return spin
 
 
-def value_wait(mark: str, tries: Tries, later: bool, spins: bool) -> None:
+def spinning(mark: str, tries: Tries) -> None:
     owner, reader = other_streams(2)
     flag = torch.zeros(1, dtype=torch.int32).pin_memory()
-    wait: Wait = driver.wait_for_value
-    if spins:
-        wait = load_spin()
-        wait(reader, flag, 0)
-        torch.cuda.synchronize()  # it is loaded
+    wait = load_spin()
+    wait(reader, flag, 0)
+    torch.cuda.synchronize()  # it is loaded
     with torch.cuda.stream(owner):
         out = torch.zeros(BLOCKS, ELEMENTS, dtype=torch.int32, device="cuda")
         number = torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -195,19 +187,13 @@ def value_wait(mark: str, tries: Tries, later: bool, spins: bool) -> None:
         with torch.cuda.stream(owner):
             blocks = written(value)
         reader.wait_stream(owner)
-        if not later:
-            wait(reader, flag, value)
+        wait(reader, flag, value)
         read(reader, blocks, out)
         protect(blocks, reader, mark)
-        if later:
-            wait(reader, flag, value)
         blocks.clear()
         with torch.cuda.stream(owner):
             after = written(-value)
-            if spins:
-                flag.copy_(number.fill_(value), non_blocking=True)
-        if not spins:
-            driver.write_value(owner, flag, value)
+            flag.copy_(number.fill_(value), non_blocking=True)
         if not finished((owner, reader)):
             tries.hung += 1
             flag.fill_(value)
@@ -220,8 +206,8 @@ def main(scenario: str, mark: str, tries: int = 20, seconds: int = 0) -> None:
     warm_up()
     with torch.no_grad():
         given = Tries(tries, seconds, (0, 1) if scenario == "ring" else (0,))
-        if scenario in ("value", "value_later", "spin"):
-            value_wait(mark, given, scenario == "value_later", scenario == "spin")
+        if scenario == "spin":
+            spinning(mark, given)
         else:
             ring((0, 0) if scenario == "ring_on_one" else (0, 1), mark, given)
     report(**given.found())

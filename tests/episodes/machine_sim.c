@@ -1,12 +1,13 @@
-/* machine_sim.c: the simulated device as a machine for the random programs. */
+/* machine_sim.c: the simulated device as a machine for episodes and random programs. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "../../../csrc/device/sim/sim.h"
-#include "machine.h"
+#include "machine_sim.h"
 
 static sim *s;
+static sim_options next;
 static void *streams[MACHINE_STREAMS];
 static sim_graph *graphs[64];
 static int graph_count;
@@ -17,18 +18,28 @@ static void oracle_says(void *context, const char *report)
   machine_noticed(report);
 }
 
+sim *machine_sim(void)
+{
+  return s;
+}
+
+void machine_sim_next(sim_options options)
+{
+  next = options;
+}
+
 void machine_open(void)
 {
 }
 
 const esper_driver *machine_begin(uint64_t seed)
 {
-  sim_options options = {
-      .oracle = SIM_ORACLE_KNOWN,
-      .completion = seed % 2 ? SIM_WHEN_TOLD : SIM_SEEDED,
-      .seed = seed,
-      .virtual_memory = 1,
-  };
+  sim_options options = next;
+  next = (sim_options){0};
+  options.oracle = SIM_ORACLE_KNOWN;
+  options.completion = seed % 2 ? SIM_WHEN_TOLD : SIM_SEEDED;
+  options.seed = seed;
+  options.virtual_memory = 1;
   s = sim_create(&options);
   if (!s) {
     fputs("no host memory for a simulation\n", stderr);
@@ -44,6 +55,11 @@ void machine_end(void)
 {
   while (graph_count)
     sim_graph_destroy(s, graphs[--graph_count]);
+  sim_alive alive;
+  sim_count_alive(s, 0, &alive);
+  if (alive.allocations + alive.events + alive.streams + alive.pages + alive.ranges +
+      alive.mappings + alive.bytes + alive.host_bytes)
+    machine_noticed("the core did not give everything back");
   sim_destroy(s);
   s = NULL;
 }
@@ -132,9 +148,32 @@ void *machine_capture_end(void *stream)
   return graph;
 }
 
+size_t machine_nodes(void *graph)
+{
+  return sim_graph_nodes(graph);
+}
+
 void machine_launch(void *graph, void *stream)
 {
   sim_graph_launch(s, graph, 0, stream);
+}
+
+void machine_want_contents(void)
+{
+  next.backed = 1;
+}
+
+void machine_write_now(void *at, size_t size, uint32_t tag)
+{
+  memset(at, (int)tag, size);
+}
+
+int machine_reads_now(const void *at, size_t size, uint32_t tag)
+{
+  const unsigned char *bytes = at;
+  while (size && bytes[size - 1] == (unsigned char)tag)
+    size--;
+  return size == 0;
 }
 
 void machine_sync(void *stream)

@@ -1,4 +1,4 @@
-/* machine.h: what the random programs do on a device, beside allocating.
+/* machine.h: what episodes and random programs do on a device, beside allocating.
  *
  * Two machines implement it: machine_cuda.cu (a GPU, kernels that write and
  * check patterns) and machine_sim.c (the simulated device, whose oracle judges
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../../../csrc/device/device.h"
+#include "device/device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -61,7 +61,14 @@ void machine_let_go(void *stream);
 /* Captures. machine_capture_end: NULL when it was invalidated. */
 void machine_capture_begin(void *stream);
 void *machine_capture_end(void *stream);
+size_t machine_nodes(void *graph);
 void machine_launch(void *graph, void *stream);
+
+/* Contents that outlast their owner: written or checked by the host, when nothing else runs. The
+ * simulated device has contents only in a program that wanted them before it began. */
+void machine_want_contents(void);
+void machine_write_now(void *at, size_t size, uint32_t tag);
+int machine_reads_now(const void *at, size_t size, uint32_t tag);
 
 /* The host waits for a stream. */
 void machine_sync(void *stream);

@@ -1,4 +1,4 @@
-// machine_cuda.cu: a GPU as the machine for the random programs.
+// machine_cuda.cu: a GPU as the machine for episodes and random programs.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <time.h>
@@ -297,6 +297,13 @@ void *machine_capture_end(void *stream)
   return graph;
 }
 
+size_t machine_nodes(void *graph)
+{
+  size_t count = 0;
+  MUST(cudaGraphGetNodes(static_cast<cudaGraph_t>(graph), nullptr, &count));
+  return count;
+}
+
 void machine_launch(void *graph, void *stream)
 {
   std::lock_guard<std::mutex> lock(mutex);
@@ -306,6 +313,23 @@ void machine_launch(void *graph, void *stream)
         MUST(cudaGraphInstantiate(&known.second, known.first, 0));
       MUST(cudaGraphLaunch(known.second, stream_of(stream)));
     }
+}
+
+void machine_want_contents(void)
+{
+}
+
+void machine_write_now(void *at, size_t size, uint32_t tag)
+{
+  machine_write(streams[0], at, size, tag);
+  MUST(cudaDeviceSynchronize());
+}
+
+int machine_reads_now(const void *at, size_t size, uint32_t tag)
+{
+  machine_check(streams[0], at, 0, size, tag, 0);
+  MUST(cudaDeviceSynchronize());
+  return machine_errors().count == 0;
 }
 
 void machine_sync(void *stream)

@@ -1,0 +1,355 @@
+"""Every way to mark a use from Python, with delayed readers that check what they read.
+
+Usage: marks.py SCENARIO [TRIES]
+
+Every scenario lets a reader on another stream run late, drops what it reads,
+puts the allocator under pressure, and counts the tries in which the reader got
+something else than was written (wrong). Where nothing but the dropped memory is to
+be had, the host has to wait for the reader. view_unmarked leaves the mark out: it
+shows that the scenario does corrupt. The rules themselves are in tests/episodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import driver_calls as driver
+import torch
+from device import (
+    OURS,
+    other_streams,
+    overlaps,
+    report,
+    sleep,
+    use_allocator,
+    warm_up,
+    wrong_elements,
+)
+
+import esper_alloc
+
+MIB = 1 << 20
+WHOLE = 8 * MIB  # elements of int32: 32 MiB
+BYTES = 4 * WHOLE
+DELAY_MS = 10.0
+UNMARKED_MS = 40.0  # a busy host must not come later than the reader
+
+Try = Callable[[int], dict[str, Any]]
+SCENARIOS: dict[str, Callable[[], Try]] = {}
+
+
+def scenario(make: Callable[[], Try]) -> Callable[[], Try]:
+    """Registers a scenario: a function that prepares, and returns what one try does."""
+    SCENARIOS[make.__name__] = make
+    return make
+
+
+def written(value: int, elements: int = WHOLE) -> torch.Tensor:
+    """A tensor full of `value`, on the current stream."""
+    return torch.full((elements,), value, dtype=torch.int32, device="cuda")
+
+
+def blank(elements: int = WHOLE) -> torch.Tensor:
+    return torch.zeros(elements, dtype=torch.int32, device="cuda")
+
+
+def read_late(
+    stream: torch.cuda.Stream, x: torch.Tensor, out: torch.Tensor, delay_ms: float = DELAY_MS
+) -> None:
+    """`stream` copies x to out, delay_ms from now; ordered after x was written."""
+    stream.wait_stream(torch.cuda.current_stream())
+    sleep(stream, delay_ms)
+    with torch.cuda.stream(stream):
+        out.copy_(x)
+
+
+@functools.cache
+def total() -> int:
+    return int(torch.cuda.mem_get_info()[1])
+
+
+@contextlib.contextmanager
+def no_new_memory() -> Iterator[None]:
+    """Too little for what scenarios ask for."""
+    limit = torch.cuda.memory_reserved() + 2 * MIB
+    torch.cuda.set_per_process_memory_fraction(limit / total())
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def press(address: int, value: int) -> bool:
+    """Asks for memory until it overlaps the bytes at `address`, overwriting all
+    it gets with `value`: whether it did."""
+    kept = []
+    with no_new_memory():
+        for _ in range(4):
+            other = torch.empty(WHOLE, dtype=torch.int32, device="cuda")
+            other.fill_(value)
+            kept.append(other)
+            if overlaps(other, address, BYTES):
+                return True
+    return False
+
+
+# --- one reader ------------------------------------------------------------
+
+
+@scenario
+def event() -> Try:
+    """The event was recorded by the caller; later work on that stream is unrelated."""
+    (side,) = other_streams(1)
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        read_late(side, x, out)
+        after_read = torch.cuda.Event()
+        after_read.record(side)
+        sleep(side, 5 * DELAY_MS)
+        esper_alloc.record_use(x, event=after_read)
+        # The caller may use its event again for something else.
+        after_read.record(torch.cuda.current_stream())
+        address = x.data_ptr()
+        del x, after_read
+        reused = press(address, -value)
+        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
+
+    return attempt
+
+
+def _view(marked: bool) -> Try:
+    (side,) = other_streams(1)
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        read_late(side, x, out, DELAY_MS if marked else UNMARKED_MS)
+        part = x[WHOLE // 2 :].view(2, -1)[1]
+        address = x.data_ptr()
+        del x
+        if marked:
+            esper_alloc.record_use(part, side)
+        del part
+        reused = press(address, -value)
+        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def view() -> Try:
+    """A mark on a view protects the whole storage."""
+    return _view(marked=True)
+
+
+@scenario
+def view_unmarked() -> Try:
+    return _view(marked=False)
+
+
+@scenario
+def nested_scopes() -> Try:
+    """`using` in `using`, over a list in a dict, left by an exception."""
+    first, second = other_streams(2)
+    outs = [blank(), blank()]
+
+    class Left(Exception):
+        pass
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = written(value)
+        address = x.data_ptr()
+        try:
+            with esper_alloc.using({"batch": [x]}, stream=first):
+                sleep(first, DELAY_MS)
+                outs[0].copy_(x)
+                with esper_alloc.using(x, stream=second):
+                    sleep(second, DELAY_MS)
+                    outs[1].copy_(x)
+                    raise Left
+        except Left:
+            pass
+        del x
+        reused = press(address, -value)
+        wrong = sum(wrong_elements(out, value) > 0 for out in outs)
+        return {"wrong": wrong > 0, "reused": reused}
+
+    return attempt
+
+
+# --- threads ---------------------------------------------------------------
+
+
+@scenario
+def other_thread() -> Try:
+    """Another thread reads and marks; this one drops its own reference at any time."""
+    (side,) = other_streams(1)
+    out = blank()
+
+    def attempt(value: int) -> dict[str, Any]:
+        x = [written(value)]
+        address = x[0].data_ptr()
+        main = torch.cuda.current_stream()
+        started, dropped = threading.Event(), threading.Event()
+
+        def read(mine: list[torch.Tensor]) -> None:
+            try:
+                side.wait_stream(main)
+                sleep(side, DELAY_MS)
+                with torch.cuda.stream(side):
+                    out.copy_(mine[0])
+            finally:
+                started.set()
+            dropped.wait()  # the other reference is gone: this is the last
+            with torch.no_grad():
+                esper_alloc.record_use(mine, side)
+            mine.clear()
+
+        reader = threading.Thread(target=read, args=([x[0]],))
+        reader.start()
+        started.wait()
+        x.clear()
+        dropped.set()
+        reader.join()
+        reused = press(address, -value)
+        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
+
+    return attempt
+
+
+# --- captures --------------------------------------------------------------
+
+
+def _beside_capture(mode: int) -> Try:
+    """While another thread captures on a stream of its own, marks protect, and the capture lives."""
+    (owner,) = other_streams(1)
+    (side,) = other_streams(1, beside=owner)
+    with torch.cuda.stream(owner):
+        out = blank()
+        captured = blank(1024)
+        captured.add_(1)  # the kernel is loaded before anything captures
+    # The owner stream must not borrow or lend: a loan waits for all streams, which beside a
+    # capture nobody can ask for.
+    torch.cuda.empty_cache()
+
+    def attempt(value: int) -> dict[str, Any]:
+        stream = driver.OwnStream()
+        opened, closed = threading.Event(), threading.Event()
+        outcome: dict[str, Any] = {}
+
+        def capture() -> None:
+            try:
+                with esper_alloc.capturing():
+                    stream.begin_capture(mode)
+                    with torch.cuda.stream(stream.torch):
+                        captured.add_(1)
+                    opened.set()
+                    closed.wait()
+                    outcome["graph"] = stream.end_capture()
+            except Exception as error:  # reported by the main thread
+                outcome["error"] = repr(error)
+                opened.set()
+
+        with torch.cuda.stream(owner):
+            x = written(value)
+            thread = threading.Thread(target=capture)
+            thread.start()
+            opened.wait()
+            try:
+                read_late(side, x, out)
+                esper_alloc.record_use(x, side)
+                address = x.data_ptr()
+                del x
+                reused = press(address, -value)
+            finally:
+                closed.set()
+                thread.join()
+            if "error" in outcome:
+                raise RuntimeError(f"the capture of the other thread: {outcome['error']}")
+            wrong = wrong_elements(out, value) > 0
+            count = int(captured[0].item())
+            driver.launch(outcome["graph"], owner)
+            wrong = wrong or int(captured[0].item()) != count + 1
+        stream.destroy()
+        return {"wrong": wrong, "reused": reused}
+
+    return attempt
+
+
+@scenario
+def capture_in_other_thread() -> Try:
+    return _beside_capture(driver.THREAD_LOCAL)
+
+
+@scenario
+def global_capture_in_other_thread() -> Try:
+    return _beside_capture(driver.GLOBAL)
+
+
+@scenario
+def cupy_captures() -> Try:
+    """CuPy captures behind our back; memory comes and goes on the capturing stream."""
+    import cupy
+
+    (owner,) = other_streams(1)
+    with torch.cuda.stream(owner):
+        out = blank()
+    torch.cuda.synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    as_torch = torch.cuda.ExternalStream(stream.ptr)
+
+    def attempt(value: int) -> dict[str, Any]:
+        with torch.cuda.stream(owner):
+            x = written(value)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(as_torch):
+            stream.begin_capture()
+            doubled = x + x  # allocated on a capturing stream
+            out.copy_(doubled)
+            address = doubled.data_ptr()
+            del doubled  # freed there
+            graph = stream.end_capture()
+        with torch.cuda.stream(owner):
+            other = torch.empty(WHOLE, dtype=torch.int32, device="cuda")
+            other.fill_(-value)
+        torch.cuda.synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        wrong = wrong_elements(out, 2 * value) + wrong_elements(other, -value)
+        return {"wrong": wrong > 0, "reused": overlaps(other, address, BYTES)}
+
+    return attempt
+
+
+def main(name: str, tries: int = 20) -> None:
+    use_allocator(OURS)
+    warm_up()
+    total()
+    with torch.no_grad():
+        attempt = SCENARIOS[name]()
+        torch.cuda.synchronize()
+        attempt(1)  # everything warm, its outcome not counted
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        active = torch.cuda.memory_stats()["active_bytes.all.current"]
+        outcomes = [attempt(value) for value in range(2, tries + 2)]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        leaked = torch.cuda.memory_stats()["active_bytes.all.current"] - active
+    report(
+        tries=len(outcomes),
+        wrong=sum(one["wrong"] for one in outcomes),
+        reused=sum(one["reused"] for one in outcomes),
+        leaked=leaked,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *(int(argument) for argument in sys.argv[2:]))
