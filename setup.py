@@ -6,7 +6,7 @@
 
 Environment:
     ESPER_ALLOC_SHIM=0          leave the PyTorch part out; =1: fail without it, as
-                                installing does unless it is left out
+                                installing does unless the torch is a CPU build
     ESPER_ALLOC_KERNELS=0       leave the kernels out; =1: fail without them
     TORCH_CUDA_ARCH_LIST=9.0    the GPUs to compile kernels for, as PyTorch has it
     ESPER_ALLOC_DEBUG=1         no optimisation, asserts on
@@ -46,7 +46,7 @@ if int(setuptools.__version__.split(".")[0]) < 77:
 # Older ones do not have all of these.
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import CompileError
+from setuptools.errors import CompileError, ExecError
 from setuptools.modified import newer_group
 
 ROOT = Path(__file__).resolve().parent
@@ -59,6 +59,11 @@ SANITIZE = os.environ.get("ESPER_ALLOC_SANITIZE", "")
 RULE_SWITCHES = os.environ.get("ESPER_ALLOC_RULE_SWITCHES", "0") == "1"
 SHIM = os.environ.get("ESPER_ALLOC_SHIM", "")
 KERNELS = os.environ.get("ESPER_ALLOC_KERNELS", "")
+
+WITHOUT_THE_PYTORCH_PART = (
+    "without the PyTorch part the helpers and `replay` work, and record_use() acts as "
+    "record_stream; enable(), run, sleep() and the auditor do not work"
+)
 
 # What C and C++ users compile against, as esper_alloc.get_include() serves it.
 PUBLIC_HEADERS = (
@@ -217,28 +222,53 @@ def parallel_jobs() -> int:
     return int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
 
 
+def first_error(output: str) -> str:
+    """The line of a compiler's output that says what is wrong."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    return next((line.strip() for line in lines if "error" in line), lines[-1] if lines else "")
+
+
+def spawn(command: list[str], **_: Any) -> None:
+    """Runs a compiler. What it says first is the last line of a build that fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise ExecError(f"{command[0]} does not run: {error}") from error
+    sys.stderr.write(done.stdout + done.stderr)
+    if done.returncode != 0:
+        said = first_error(done.stdout + done.stderr)
+        raise ExecError(said or f"{command[0]} ended with exit code {done.returncode}")
+
+
 def compile_in_parallel(compiler: Any) -> None:
-    """Makes the compiler take several files at a time."""
+    """Makes the compiler take several files at a time. After an error it begins no further one."""
     one_by_one = compiler.compile
 
     def compile_all(files: list[str], *args: Any, **kwargs: Any) -> list[str]:
         with ThreadPoolExecutor(parallel_jobs()) as pool:
-            done = pool.map(lambda file: one_by_one([file], *args, **kwargs), files)
-            return [objectfile for objects in done for objectfile in objects]
+            jobs = [pool.submit(one_by_one, [file], *args, **kwargs) for file in files]
+            try:
+                return [objectfile for job in jobs for objectfile in job.result()]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     compiler.compile = compile_all
+    compiler.spawn = spawn
 
 
 class BuildExtensions(build_ext):
     """Builds the core plainly and the PyTorch part the way torch wants it."""
 
     def run(self) -> None:
-        if SHIM == "" and not FOUND.possible and (self.editable_mode or not self.inplace):
+        installs = self.editable_mode or not self.inplace
+        unexpected = not FOUND.possible and not FOUND.cpu_only
+        if SHIM == "" and (FOUND.too_old or (unexpected and installs)):
             # pip shows no output of builds that succeed: half of the package would be missing
             # and nobody told.
             raise SystemExit(
-                f"esper_alloc: {'; '.join(FOUND.missing)}. For the core and `replay` alone, "
-                "install with ESPER_ALLOC_SHIM=0 in the environment"
+                f"esper_alloc: {'; '.join(FOUND.missing)}. For the helpers and `replay` alone, "
+                "build with ESPER_ALLOC_SHIM=0 in the environment"
             )
         self.given_up: list[str] = []
         self.notice_other_circumstances()
@@ -256,6 +286,8 @@ class BuildExtensions(build_ext):
             copy_headers(package)
         for sentence in [*FOUND.missing, *FOUND.kernels_missing]:
             print(f"esper_alloc: not built: {sentence}", file=sys.stderr)
+        if not FOUND.possible:
+            print(f"esper_alloc: {WITHOUT_THE_PYTORCH_PART}", file=sys.stderr)
 
     def notice_other_circumstances(self) -> None:
         """Build again after a change of torch or of the flags, not of the sources alone."""
@@ -295,7 +327,7 @@ class BuildExtensions(build_ext):
                     raise
                 # Most often an nvcc that refuses the C++ compiler. All else works.
                 FOUND.kernels_missing.append(
-                    f"the kernels: {error} (above is why; CXX=... names another C++ compiler)"
+                    f"the kernels: {error} (CXX=... names another C++ compiler)"
                 )
                 self.given_up.append(extension.name)
                 Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
@@ -320,7 +352,8 @@ class BuildExtensions(build_ext):
                 sys.stderr.write(done.stdout + done.stderr)
                 if done.returncode != 0:
                     target.unlink(missing_ok=True)
-                    raise CompileError(f"{FOUND.nvcc} could not compile {file}")
+                    said = first_error(done.stdout + done.stderr)
+                    raise CompileError(f"{FOUND.nvcc} could not compile {file}: {said}")
                 made_by.write_text(how, encoding="utf-8")
             return str(target)
 

@@ -10,7 +10,13 @@ variable ``ESPER_ALLOC=1`` asks for ``enable()`` at import.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
+
+# The first: other threads may fork while the rest is imported.
+from .installation import forks as _forks  # noqa: F401
+
+# isort: split
 
 # Cheap: loads nothing but the standard library.
 from .auditor.auditing import AuditError, AuditWarning, audit
@@ -18,6 +24,7 @@ from .helpers.cudagraph_outputs.wrapper import CloneCounts, cudagraph_outputs
 from .installation.files import get_include, library_path
 from .installation.pytorch import (
     UnavailableError,
+    hides_another as _hides_another,
     need_torch as _need_torch,
     not_built as _not_built,
 )
@@ -134,4 +141,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+if (_hidden := _hides_another()) is not None:
+    warnings.warn(_hidden, RuntimeWarning, stacklevel=2)
 _enable_from_environment()

@@ -3,11 +3,14 @@ file each, and what several of them need."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from compilers import CC
 
 try:
     from hypothesis import HealthCheck, settings
@@ -44,6 +47,32 @@ def pytest_xdist_auto_num_workers() -> int:
     except ImportError:
         return len(os.sched_getaffinity(0))
     return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+
+
+@pytest.fixture(scope="session")
+def _driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        return None
+    except OSError:
+        pass
+    if not CC:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    name = "libcuda.so.1"
+    command = [*CC, "-shared", "-fPIC", f"-Wl,-soname,{name}", "-x", "c", "-", "-o"]
+    without_gpu = "int cuInit(unsigned flags) { (void)flags; return 100; }\n"
+    subprocess.run([*command, str(folder / name)], input=without_gpu, text=True, check=True)
+    return folder
+
+
+@pytest.fixture
+def driver(_driver_folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Child processes find a CUDA driver, so that enable() makes esper_alloc the allocator. On a
+    machine without one it is a library that finds no GPU."""
+    if _driver_folder is not None:
+        before = [os.environ["LD_LIBRARY_PATH"]] if "LD_LIBRARY_PATH" in os.environ else []
+        monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(_driver_folder), *before]))
 
 
 @pytest.fixture(scope="session")

@@ -230,11 +230,114 @@ def test_installing_without_torch_fails_with_the_command(tmp_path: Path) -> None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and list(tmp_path.rglob("*.o")) == []
     said = done.stderr.splitlines()[-1]
-    assert "run `pip install --no-build-isolation .` in that environment" in said
-    assert "install with ESPER_ALLOC_SHIM=0" in said
+    assert "un `pip install --no-build-isolation .`" in said
+    assert "build with ESPER_ALLOC_SHIM=0" in said
     # The metadata and the sources can be had without.
     command[3:] = ["egg_info", f"--egg-base={tmp_path}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+
+
+#: An isolated build: torch is in the environment, and cannot be imported. Nothing is compiled.
+ISOLATED = """
+import sysconfig
+from setuptools.command.build_ext import build_ext
+folder, sys.argv = sys.argv[1], [sys.argv[0], *sys.argv[2:]]
+find_path = sysconfig.get_path
+sysconfig.get_path = lambda name, *a: folder if name.endswith("lib") else find_path(name, *a)
+build_ext.run = lambda self: print([one.name for one in self.extensions])
+"""
+
+
+def torch_in(folder: Path, version: str, cuda: str | None) -> None:
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "version.py").write_text(
+        f"from typing import Optional\n__version__ = {version!r}\ncuda: Optional[str] = {cuda!r}\n"
+        "hip: Optional[str] = None\n"
+    )
+
+
+def isolated_build(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    first, _, rest = WITHOUT_TORCH.partition("sys.argv = ")
+    program = f"{first}{ISOLATED}sys.argv = {rest}"
+    command = [sys.executable, "-c", program, tmp_path / "site", "build_ext"]
+    return subprocess.run(
+        [*map(str, command), f"--build-lib={tmp_path}/lib", f"--build-temp={tmp_path}/temp"],
+        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "words"),
+    [
+        ("2.11.0+cu130", "13.0", "a build in isolation does not see torch 2.11.0+cu130"),
+        ("2.10.2+cu128", "12.8", "it needs torch 2.11 or newer, and this is torch 2.10.2+cu128"),
+        ("2.10.2+cpu", None, "it needs torch 2.11 or newer, and this is torch 2.10.2+cpu"),
+    ],
+)
+def test_an_isolated_build_looks_at_the_torch_that_it_does_not_see(
+    tmp_path: Path, version: str, cuda: str | None, words: str
+) -> None:
+    torch_in(tmp_path / "site", version, cuda)
+    done = isolated_build(tmp_path)
+    assert done.returncode == 1 and not (tmp_path / "lib").exists()
+    last = done.stderr.splitlines()[-1]
+    assert words in last and "`pip install --no-build-isolation .`" in last
+
+
+def test_beside_a_cpu_build_of_torch_the_rest_installs_and_says_what_works(tmp_path: Path) -> None:
+    torch_in(tmp_path / "site", "2.11.0+cpu", None)
+    done = isolated_build(tmp_path)
+    assert (done.returncode, done.stdout) == (0, "['esper_alloc._core']\n"), done.stderr
+    *_, missing, works = done.stderr.splitlines()
+    assert "not built: the PyTorch part: torch 2.11.0+cpu is built without CUDA" in missing
+    assert "the helpers and `replay` work" in works
+    assert "is built without CUDA" in (tmp_path / "lib/esper_alloc/_build.py").read_text()
+    # Who insists on it is told.
+    done = isolated_build(tmp_path, ESPER_ALLOC_SHIM="1")
+    assert done.returncode == 1 and "is built without CUDA" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_torch_that_is_too_old_stops_the_build_before_a_file_is_compiled(
+    tmp_path: Path, inplace: bool
+) -> None:
+    for name, text in {
+        "__init__.py": "from . import version\n__version__ = '2.10.0+cu128'\n",
+        "version.py": "cuda, hip = '12.8', None\n",
+        "utils/__init__.py": "",
+        "utils/cpp_extension.py": "",
+    }.items():
+        file = tmp_path / "torch" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", f"--build-temp={tmp_path}/temp"]
+    done = subprocess.run(
+        [*command, "--inplace" if inplace else f"--build-lib={tmp_path}/lib"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and not (tmp_path / "temp").exists()
+    last = done.stderr.splitlines()[-1]
+    assert "needs torch 2.11 or newer, and this is torch 2.10.0+cu128" in last
+
+
+def test_a_build_that_fails_says_why_in_its_last_line(tmp_path: Path) -> None:
+    """And begins no more files than are compiled at a time."""
+    compiler = tmp_path / "broken-cc"
+    compiler.write_text(
+        f"#!/bin/sh\necho begun >> {tmp_path}/begun\n"
+        "echo 'some.c: In function f:' >&2\necho 'some.c:3:1: error: no such thing' >&2\n"
+        "echo 'some.c:3:1: note: much more' >&2\nexit 1\n"
+    )
+    compiler.chmod(0o755)
+    command = [sys.executable, "setup.py", "--quiet", "build", f"--build-base={tmp_path}"]
+    environment = {"ESPER_ALLOC_SHIM": "0", "CC": str(compiler), "MAX_JOBS": "2"}
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: some.c:3:1: error: no such thing"
+    assert "Package would be ignored" not in done.stdout + done.stderr
+    assert len((tmp_path / "begun").read_text().splitlines()) < 10
 
 
 def test_what_is_missing_comes_with_the_command() -> None:
@@ -247,6 +350,7 @@ import importlib.util
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find_spec(name, *rest)
 import torch_build
+torch_build.torch_outside = lambda: None
 build = torch_build.find()
 assert not build.possible
 print(build.missing[0])

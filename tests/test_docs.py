@@ -236,6 +236,38 @@ def test_documented_switches_of_the_environment_exist(path: Path) -> None:
         assert name in all_text(), f"{name_of(path)} speaks of {name}"
 
 
+#: How Python and C ask for a variable. A program of the tests that another one starts is not asked
+#: to name those that only the two of them know.
+ASKED = re.compile(
+    r'''(?:environ(?:ment)?(?:\.get\(|\.setdefault\(|\.pop\(|\[)|getenv\(|number_in\()"([A-Z][A-Z0-9_]+)"'''
+    r"""|"([A-Z][A-Z0-9_]+)" (?:not )?in os\.environ"""
+)
+
+
+def variables_in_code() -> set[str]:
+    from esper_alloc.cli.diagnosis.facts import ENVIRONMENT
+    from esper_alloc.torch_allocator.choices import ALL
+
+    found = {*ENVIRONMENT, *(choice.variable for choice in ALL)}
+    places = [*(ROOT / folder for folder in (*SOURCES, "tools", "tests", "benchmarks"))]
+    files = [file for place in places for file in place.rglob("*") if file.is_file()]
+    for file in [ROOT / "setup.py", *files]:
+        if file.suffix not in ("", *SOURCE_ENDINGS) or "build" in file.relative_to(ROOT).parts:
+            continue
+        names = {one or other for one, other in ASKED.findall(file.read_text(errors="ignore"))}
+        ours = file.relative_to(ROOT).parts[0] not in ("tests", "benchmarks")
+        found |= {name for name in names if ours or name.startswith("ESPER_")}
+    return found - {"PATH"}
+
+
+def test_the_page_of_variables_lists_each() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    listed = set(re.findall(r"`([A-Z][A-Z0-9_]+)(?:=\d)?`", page))
+    assert variables_in_code() - listed == set()
+    text = all_text()
+    assert {name for name in listed if not re.search(rf"\b{name}\b", text)} == set()
+
+
 # --- rules and messages ----------------------------------------------------
 
 

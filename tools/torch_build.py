@@ -15,8 +15,11 @@ import shutil
 import site
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from environment import OLDEST_TORCH
 
 _INSTALL = "pip install --no-build-isolation ."
 
@@ -29,6 +32,8 @@ class TorchBuild:
     """The build's answer. `missing` is empty when the PyTorch part can be built."""
 
     missing: list[str] = field(default_factory=list)  # sentences with the remedy
+    cpu_only: bool = False  # the torch that is here has no CUDA: nobody expects the PyTorch part
+    too_old: str | None = None  # a sentence: the torch that is needed, and the one that is here
     torch_version: str | None = None  # "2.11", what the extension is built for
     cuda_version: str | None = None  # "13.0", torch's
     headers_version: str | None = None  # "13.0", of the CUDA headers used
@@ -52,6 +57,16 @@ def find() -> TorchBuild:
     """Looks for torch, a C++ compiler and CUDA headers. Imports torch if it is there."""
     build = TorchBuild()
     if importlib.util.find_spec("torch") is None:
+        outside = torch_outside()
+        if outside is not None:
+            _judge(build, *outside)
+        if outside is not None and outside[1] is not None and not build.too_old:
+            build.missing.append(
+                f"the PyTorch part: a build in isolation does not see torch {outside[0]}, which is "
+                f"here. Run `{_INSTALL}`"
+            )
+        if outside is not None:
+            return build
         build.missing.append(
             "the PyTorch part: no torch can be imported by the Python that builds "
             f"({sys.executable}). Install torch, then run `{_INSTALL}` in that environment "
@@ -69,11 +84,8 @@ def find() -> TorchBuild:
             "does not support"
         )
         return build
-    if build.cuda_version is None:
-        build.missing.append(
-            f"the PyTorch part: torch {torch.__version__} is built without CUDA. Install a torch "
-            f"with CUDA (https://pytorch.org/get-started), then run `{_INSTALL}` again"
-        )
+    _judge(build, torch.__version__, build.cuda_version)
+    if build.missing or build.cuda_version is None:
         return build
     if not _cxx_compiler():
         build.missing.append(
@@ -94,6 +106,40 @@ def find() -> TorchBuild:
     build.library_dirs = cpp_extension.library_paths()
     find_nvcc(build, torch._C._cuda_getArchFlags().split())
     return build
+
+
+def _judge(build: TorchBuild, version: str, cuda: str | None) -> None:
+    """Notes what the torch's version alone says."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and tuple(map(int, numbers.groups())) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        build.too_old = (
+            f"the PyTorch part: it needs torch {oldest} or newer, and this is torch {version}. "
+            f"Run `pip install 'torch>={oldest}'`, then `{_INSTALL}` again"
+        )
+        build.missing.append(build.too_old)
+    elif cuda is None:
+        build.cpu_only = True
+        build.missing.append(
+            f"the PyTorch part: torch {version} is built without CUDA. Install a torch "
+            f"with CUDA (https://pytorch.org/get-started), then run `{_INSTALL}` again"
+        )
+
+
+def torch_outside() -> tuple[str, str | None] | None:
+    """Version and CUDA version of the torch that an isolated build does not see: it hides the
+    environment's packages. None: there is no torch, or it does not say."""
+    for folder in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        try:
+            text = Path(folder, "torch", "version.py").read_text(encoding="utf-8")
+        except OSError:
+            continue
+        version = re.search(r"^__version__ *(?::[^=]*)?= *'([^']*)'", text, re.M)
+        cuda = re.search(r"^cuda *(?::[^=]*)?= *(?:'([^']*)'|None)", text, re.M)
+        rocm = re.search(r"^hip *(?::[^=]*)?= *'", text, re.M)
+        if version and cuda and not rocm:
+            return version[1], cuda[1]
+    return None
 
 
 def find_nvcc(build: TorchBuild, torch_architectures: list[str]) -> None:

@@ -11,6 +11,7 @@
 # hence no syntax newer than Python 2's, and no failure that leaves this file.
 import os
 import sys
+import warnings
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(HERE)
@@ -87,7 +88,10 @@ def enable():
     if sys.modules["torch"].version.cuda is None:
         return  # a CPU build: there is nothing to replace
     try:
-        import_package()
+        with warnings.catch_warnings():
+            # `run` has said it.
+            warnings.filterwarnings("ignore", "esper_alloc does nothing here", RuntimeWarning)
+            import_package()
     except Exception as error:
         sys.stderr.write(
             "esper_alloc: process %d keeps PyTorch's own allocator: %s\n" % (os.getpid(), error)

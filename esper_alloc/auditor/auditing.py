@@ -9,17 +9,34 @@ from typing import Any, Literal
 
 from ..installation.pytorch import import_part, load_shim, untyped
 from ..torch_allocator.choices import segments_wanted
+from ..torch_allocator.enabling import why_off
 from . import observation
 from .fence import Fault, Freed, explain, fault_in, parse_freed
 from .findings import Finding, json_of, parse, text_of
 
 MODES = ("raise", "warn", "collect")
 
+NO_CUDA = "esper_alloc audit: the program did not use CUDA, so there was nothing to audit"
+
+
+def _uses_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(untyped(torch.cuda).is_initialized())
+
 
 class AuditError(RuntimeError):
     """An audit with ``mode="raise"`` found something, or an access faulted at a fence.
 
     `findings` has what is new, or all there is after a fault; `fault` is a ``Fault`` or None.
+
+    Example::
+
+        try:
+            with esper_alloc.audit(mode="raise"):
+                train_step()
+        except esper_alloc.AuditError as error:
+            print(error.findings[0].place.frames)
+            raise
     """
 
     def __init__(self, findings: list[Finding], fault: Fault | None = None) -> None:
@@ -32,7 +49,14 @@ class AuditError(RuntimeError):
 
 
 class AuditWarning(UserWarning):
-    """An audit with ``mode="warn"`` found something."""
+    """An audit with ``mode="warn"`` found something.
+
+    Example::
+
+        warnings.simplefilter("error", esper_alloc.AuditWarning)
+        with esper_alloc.audit(mode="warn"):
+            train_step()
+    """
 
 
 class Report:
@@ -41,13 +65,15 @@ class Report:
     Attributes:
         findings: one for each combination of places, in the order of discovery. During the
             audit, frees that nothing has followed yet are not among them.
-        complete: False if host memory ran out, so that something may be missing.
+        complete: False if host memory ran out, so that something may be missing, and if the
+            program has not used CUDA, so that nothing was audited.
         fault: with a fence, what is known of an access that faulted; None during the audit.
     """
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
         self._final: tuple[list[Finding], bool] | None = None
+        self._used_cuda: bool | None = None  # None: the audit goes on
         self.fault: Fault | None = None
 
     def _read(self) -> tuple[list[Finding], bool]:
@@ -62,16 +88,23 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        return self._read()[1]
+        return self._read()[1] and self.used_cuda
+
+    @property
+    def used_cuda(self) -> bool:
+        """Whether there was anything to audit."""
+        return _uses_cuda() if self._used_cuda is None else self._used_cuda
 
     def text(self) -> str:
         """For people."""
-        said = text_of(*self._read())
+        said = text_of(*self._read()) if self.used_cuda else NO_CUDA
         return f"{self.fault.text()}\n{said}" if self.fault else said
 
     def json(self) -> str:
         """For programs: ``{"complete": bool, "findings": [...]}``, and ``"fault"`` after one."""
-        return json_of(*self._read(), fault=self.fault.as_dict() if self.fault else None)
+        return json_of(
+            self.findings, self.complete, fault=self.fault.as_dict() if self.fault else None
+        )
 
     def freed_at(self, address: int) -> Freed | None:
         """With a fence, what was freed at the address last, for an address that a debugger or the
@@ -79,16 +112,20 @@ class Report:
         return parse_freed(self._compiled.audit_freed_at(address))
 
     def _end(self, error: BaseException | None) -> None:
-        self._final = self._read()
+        self._final, self._used_cuda = self._read(), self.used_cuda
         if error is not None:
             self.fault = explain(self._compiled, error, self._final[0])
 
 
+def _needs_ours(asked: str) -> RuntimeError:
+    why = why_off()
+    remedy = f", and {why}" if why else ": call esper_alloc.enable() first"
+    return RuntimeError(f"{asked} works on esper_alloc's memory only{remedy}.")
+
+
 def _check_poison(compiled: Any) -> None:
     if not compiled.is_current():
-        raise RuntimeError(
-            "poison=True works on esper_alloc's memory only: call esper_alloc.enable() first."
-        )
+        raise _needs_ours("poison=True")
     if segments_wanted()[0] != "classic":
         raise RuntimeError(
             "poison=True needs classic segments, whose memory stays at its addresses: call "
@@ -110,9 +147,7 @@ def _search_kernel() -> int:
 
 def _check_fence(compiled: Any) -> None:
     if not compiled.is_current():
-        raise RuntimeError(
-            "fence=True works on esper_alloc's memory only: call esper_alloc.enable() first."
-        )
+        raise _needs_ours("fence=True")
 
 
 def _fault_in_what_is_enqueued() -> BaseException | None:
@@ -155,6 +190,12 @@ class audit:
         RuntimeError: an audit is running already; or memory can get no poison, or no fence.
         AuditError: at the end, if an access faulted, with each mode.
         UnavailableError: esper_alloc's PyTorch part does not work with this torch.
+
+    Example::
+
+        with esper_alloc.audit() as report:
+            train_step()
+        assert not report.findings, report.text()
     """
 
     def __init__(
@@ -228,8 +269,9 @@ class audit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._report is None or self._report._final is not None:
+            raise RuntimeError("an audit is left, but was not entered")
         self.stop(error)
-        assert self._report is not None
         if self._report.fault is not None:
             raise AuditError(self._report.findings, self._report.fault) from error
         if kind is None:

@@ -38,8 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "audit",
         help="run a Python script or module, and find unordered uses of GPU memory",
         description=DESCRIPTION,
-        epilog="The exit code is the program's; 1 if that is 0 and something was found.\n"
-        "2: wrong usage.",
+        epilog="The exit code is the program's; 1 if that is 0 and something was found, or the\n"
+        "program did not use CUDA, so that nothing was audited. 2: wrong usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         usage="%(prog)s [--mode MODE] [--poison | --fence] [--json] [--output FILE] "
@@ -166,14 +166,6 @@ def _write(said: str, output: str | None) -> None:
             file.write(said + "\n")
 
 
-NO_CUDA = "esper_alloc audit: the program did not use CUDA, so there was nothing to audit"
-
-
-def _used_cuda() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
-
-
 def run(args: argparse.Namespace) -> int:
     """Runs the program; returns the exit code."""
     from ..auditor.auditing import audit
@@ -213,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
             if args.json or args.output or report.findings or report.fault:
                 _write(report.json() if args.json else report.text(), args.output)
             elif code == 0:
-                _write(report.text() if _used_cuda() else NO_CUDA, None)
+                _write(report.text(), None)
     if os.getpid() != process:
         return code
-    return code or int(bool(report.findings or report.fault))
+    return code or int(bool(report.findings or report.fault or not report.used_cuda))

@@ -50,8 +50,7 @@ def render(facts: Facts, findings: list[Finding]) -> str:
     problems = sum(finding.level == "problem" for finding in findings)
     counted = "1 problem" if problems == 1 else f"{problems} problems"
     trial = facts["trial"] or {}
-    if problems and trial.get("enabled") and trial.get("allocated") is None:
-        # What enable() and is_enabled() say here, too.
+    if problems and trial.get("loads") and trial.get("allocated") is None:
         lines += ["", f"esper_alloc loads here, but there is no GPU to allocate on: {counted}"]
     elif problems:
         lines += ["", f"esper_alloc cannot work here: {counted}"]

@@ -30,7 +30,7 @@ exit codes:
   130  interrupted
   141  whoever read the output has ended, as `head` does
   `run` ends with the exit code, or by the signal, of what it runs; so does `audit`,
-  except that 0 becomes 1 if something was found.
+  except that 0 becomes 1 if something was found, or nothing was audited.
 """
 
 

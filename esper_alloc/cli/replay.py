@@ -143,7 +143,8 @@ def add_parser(subparsers: Any) -> None:
         "--segments",
         action="append",
         choices=(*SEGMENTS, "all"),
-        help="the kind of segments, as `run --segments` has it; may be repeated "
+        help="where memory comes from, mapped or classic; `run --segments` explains them; may be "
+        "repeated; all: both "
         f"(default: {SEGMENTS[0]})",
     )
     parser.add_argument(

@@ -18,8 +18,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..installation.pytorch import difference
+from ..installation.pytorch import difference, hidden_cuda, too_old
 from ..torch_allocator.choices import ALL, ALLOWANCE, SEGMENTS, USES, Choice
+from ..torch_allocator.enabling import SWITCHED_OFF, is_switched_off
 from .diagnosis.facts import Facts, gather_shim
 from .program import add_program, program_of
 
@@ -33,8 +34,11 @@ Options of this command come before SCRIPT.
 
 `run` reaches a process through its environment (PYTHONPATH, ESPER_ALLOC). It does
 not reach one that is started with another environment, or with python -I, -E or
--S. Set ESPER_ALLOC=0 in a child's environment to leave that child alone.
+-S. Set ESPER_ALLOC=0 in a child's environment to leave that child alone, and in that
+of `run` to run the program as python does.
 """
+
+KEEPS_ITS_OWN = "PyTorch keeps its own allocator"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -142,6 +146,8 @@ def mismatch(torch: str | None, shim: Facts, uses: str | None) -> str | None:
         return None
     if variant.startswith("rocm"):
         return f"torch {torch} is built for AMD GPUs, which are not supported"
+    if (old := too_old(torch)) is not None:
+        return old
     if importlib.util.find_spec("esper_alloc._build") is None:
         return "this is its source folder, where nothing was built: `cd` elsewhere"
     if not shim["built"]:
@@ -150,6 +156,14 @@ def mismatch(torch: str | None, shim: Facts, uses: str | None) -> str | None:
     if differs is not None and uses == "automatic":
         return f"it {differs}, where uses cannot be automatic"
     return None
+
+
+def no_cuda(torch: str | None) -> str | None:
+    """Why there is no CUDA memory here, whatever the program does; None where there may be."""
+    if torch is not None and torch.endswith("+cpu"):
+        return f"torch {torch} is built without CUDA"
+    hidden = hidden_cuda()
+    return None if hidden is None else hidden.why
 
 
 def refusal() -> str | None:
@@ -166,6 +180,9 @@ def refusal() -> str | None:
 
 def run(args: argparse.Namespace) -> int:
     """Replaces this process by the program; returns only when refusing to."""
+    if is_switched_off():
+        print(f"esper_alloc run: {SWITCHED_OFF}: {KEEPS_ITS_OWN}", file=sys.stderr)
+        return execute(args, dict(os.environ))
     problem = refusal()
     if problem is not None:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
@@ -179,13 +196,22 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"esper_alloc run: {error}", file=sys.stderr)
         return 2
-    problem = mismatch(installed_torch(), gather_shim(), environment.get(USES.variable))
+    torch = installed_torch()
+    problem = mismatch(torch, gather_shim(), environment.get(USES.variable))
     if problem is not None:
         print(
             f"esper_alloc run: {problem}; `python -m esper_alloc doctor` has the remedy",
             file=sys.stderr,
         )
         return 1
+    missing = no_cuda(torch)
+    if missing is not None:
+        print(f"esper_alloc run: {missing}: {KEEPS_ITS_OWN}", file=sys.stderr)
+    return execute(args, environment)
+
+
+def execute(args: argparse.Namespace, environment: dict[str, str]) -> int:
+    """Becomes the program."""
     command = [sys.executable, *interpreter_options(sys.orig_argv, sys.argv)]
     program, arguments = program_of(args)
     command += ["-m", program] if args.is_module else [program]

@@ -16,6 +16,10 @@ def library_path() -> str:
     cannot see ``record_stream``: the library says so on stderr, once, and
     orders each free after all of the device's earlier work.
     :func:`pluggable_allocator` connects what is missing.
+
+    Example::
+
+        library = ctypes.CDLL(esper_alloc.library_path())
     """
     spec = importlib.util.find_spec("esper_alloc._core")
     if spec is None or spec.origin is None:
@@ -26,7 +30,12 @@ def library_path() -> str:
 
 
 def get_include() -> str:
-    """The folder that holds ``esper_alloc.h``, for C and C++ compilers."""
+    """The folder that holds ``esper_alloc.h``, for C and C++ compilers.
+
+    Example::
+
+        flags = [f"-I{esper_alloc.get_include()}"]
+    """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "include", package.parent / "csrc"):
         if (folder / "esper_alloc.h").is_file():

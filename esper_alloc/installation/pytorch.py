@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
+import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +17,23 @@ from typing import Any
 
 REINSTALL = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
+#: As tools/torch_build.py has it.
+OLDEST_TORCH = (2, 11)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class UnavailableError(RuntimeError):
     """A part of esper_alloc cannot work here; the message says why and how to
-    change that."""
+    change that.
+
+    Example::
+
+        try:
+            esper_alloc.enable(required=True)
+        except esper_alloc.UnavailableError as error:
+            print(f"on PyTorch's own allocator: {error}")
+    """
 
 
 class OtherTorchError(UnavailableError):
@@ -32,6 +46,17 @@ class OtherTorchError(UnavailableError):
             f"(esper_alloc.pluggable_allocator() works with any torch.)"
         )
         self.difference = difference
+
+
+class NoCudaError(UnavailableError):
+    """There is no CUDA memory to allocate here. `why` says it in half a sentence."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(f"{why}: {remedy}")
+        self.why, self._remedy = why, remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NoCudaError, (self.why, self._remedy)
 
 
 def need_torch() -> ModuleType:
@@ -56,6 +81,22 @@ def nothing_built_here() -> str | None:
     return (
         f"this is the source folder of esper_alloc, {_PACKAGE.parent}, where nothing was built: "
         f"`cd` elsewhere to use the one that is installed, or build here with "
+        f"`python setup.py build_ext --inplace`."
+    )
+
+
+def hides_another() -> str | None:
+    """What to say at import in a clone where nothing was built, if another one is installed."""
+    clone = _PACKAGE.parent
+    if (_PACKAGE / "_build.py").exists() or not (clone / "setup.py").exists():
+        return None
+    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != clone]
+    installed = importlib.machinery.PathFinder.find_spec("esper_alloc", elsewhere)
+    if installed is None or installed.origin is None:
+        return None
+    return (
+        f"the source folder of esper_alloc, {clone}, where nothing was built, hides the one that "
+        f"is installed in {Path(installed.origin).parents[1]}: `cd` elsewhere, or build here with "
         f"`python setup.py build_ext --inplace`."
     )
 
@@ -110,21 +151,69 @@ def import_part(name: str, version: str) -> Any:
     return importlib.import_module(f"esper_alloc.{name}")
 
 
-def check_torch(torch: ModuleType) -> None:
-    """Raises unless `torch` is one that the compiled shim can serve."""
+def too_old(version: str) -> str | None:
+    """What to say of a torch that is older than the oldest supported one; None if it is not."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or tuple(map(int, numbers.groups())) >= OLDEST_TORCH:
+        return None
+    needed = ".".join(map(str, OLDEST_TORCH))
+    return f"esper_alloc needs torch {needed} or newer, and this is torch {version}"
+
+
+def hidden_cuda(environment: Mapping[str, str] = os.environ) -> NoCudaError | None:
+    """Why no torch can use CUDA on this machine, or with these variables; None if it may. CUDA is
+    not initialised for the answer, which children that are forked later could not bear."""
+    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return NoCudaError("CUDA_VISIBLE_DEVICES hides every GPU", "unset it")
+    library = environment.get("ESPER_ALLOC_LIBCUDA") or "libcuda.so.1"  # as the core has it
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return NoCudaError(
+            f"there is no CUDA driver ({library})",
+            "install NVIDIA's driver, or in Docker add --gpus all",
+        )
+    return None
+
+
+def _check_kind(torch: ModuleType) -> None:
+    """Raises for a torch that was not built for CUDA, or that is too old."""
     version: str = torch.__version__
     if getattr(torch.version, "hip", None):
         raise UnavailableError(
             f"esper_alloc does not support ROCm: torch {version} was built for "
             f"AMD GPUs, esper_alloc needs a torch built for CUDA."
         )
-    cuda: str | None = torch.version.cuda
-    if cuda is None:
-        raise UnavailableError(
-            f"torch {version} was built without CUDA: install a torch with "
-            f"CUDA, then esper_alloc again with `{REINSTALL}` in its source "
-            f"folder."
+    if torch.version.cuda is None:
+        raise NoCudaError(
+            f"torch {version} was built without CUDA",
+            f"install a torch with CUDA, then esper_alloc again with `{REINSTALL}` in its source "
+            f"folder.",
         )
+    if (old := too_old(version)) is not None:
+        raise UnavailableError(
+            f"{old}: install a newer torch, then esper_alloc again with `{REINSTALL}` in its "
+            f"source folder."
+        )
+
+
+def check_cuda(torch: ModuleType) -> None:
+    """Raises where `torch` cannot have CUDA memory, or only memory that is not supported.
+
+    Raises:
+        NoCudaError: it was built without CUDA, or there is no driver or no visible GPU.
+        UnavailableError: it was built for ROCm, or is too old.
+    """
+    _check_kind(torch)
+    if (hidden := hidden_cuda()) is not None:
+        raise hidden
+
+
+def check_torch(torch: ModuleType) -> None:
+    """Raises unless `torch` is one that the compiled shim can serve."""
+    _check_kind(torch)
+    version: str = torch.__version__
+    cuda: str | None = torch.version.cuda
     if (nothing := nothing_built_here()) is not None:
         raise UnavailableError(nothing)
     build = importlib.import_module("esper_alloc._build")

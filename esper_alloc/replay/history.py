@@ -23,6 +23,8 @@ from .reader import ACTIONS, ALLOC, COMPLETE, DEFAULT_POOL, GROW, NOTHING, REQUE
 from .snapshot import Snapshot, SnapshotError, Trace
 
 _NAMES = tuple(ACTIONS)
+# Of these a recording has some, if it has any of the others.
+_BELONG_TOGETHER = {ALLOC: "alloc", REQUEST: "free_requested", COMPLETE: "free_completed"}
 _MAPPED = ("segment_map", "segment_unmap")
 
 GRANULARITY = 512
@@ -151,7 +153,18 @@ class _Rebuild:
         return self.history
 
     def fail(self, entry: int | None, what: str) -> NoReturn:
-        fail(self.snapshot.path, self.trace.device, entry, what)
+        fail(self.snapshot.path, self.trace.device, entry, what + self.skipped_hint())
+
+    def skipped_hint(self) -> str:
+        """What may be behind a contradiction."""
+        effects = {ACTIONS[_NAMES[action]] for action in set(self.trace.actions)}
+        missing = [name for code, name in _BELONG_TOGETHER.items() if code not in effects]
+        if not missing:
+            return ""
+        return (
+            f"; it has no {', no '.join(missing)} at all: if it was recorded with skip_actions, "
+            f"record it again without"
+        )
 
     def action(self, entry: int) -> str:
         """Its name."""
@@ -289,7 +302,7 @@ class _Rebuild:
         self.fail(
             number,
             f"alloc on an address in use: the free of {address:#x} "
-            f"({self.entry_name(requested)}) has not completed{self.skipped_hint()}",
+            f"({self.entry_name(requested)}) has not completed",
         )
 
     def fail_free(self, number: int, address: int, slot: int) -> NoReturn:
@@ -304,11 +317,6 @@ class _Rebuild:
     @staticmethod
     def entry_name(number: int) -> str:
         return "before the first entry" if number == BEFORE else f"entry {number}"
-
-    def skipped_hint(self) -> str:
-        if any(code == COMPLETE for code, *_ in self.history.steps):
-            return ""
-        return "; it has no free_completed at all: recorded with skip_actions?"
 
     # The end again: it must be what the entries lead to.
 
@@ -340,8 +348,7 @@ class _Rebuild:
             address = min(left)
             self.fail(
                 None,
-                f"{address:#x} is in use after the last entry, but not in the segments"
-                + self.skipped_hint(),
+                f"{address:#x} is in use after the last entry, but not in the segments",
             )
         # Blocks of the start that stayed to the end show their size there.
         history.start = [

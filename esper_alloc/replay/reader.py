@@ -39,6 +39,7 @@ ACTIONS = {
     "oom": NOTHING,
     "snapshot": NOTHING,
     "user_defined": NOTHING,
+    "annotate": NOTHING,  # newer than PyTorch 2.11
 }
 LIVE_STATE = "active_allocated"
 PENDING_STATES = ("active_pending_free", "active_awaiting_free")  # new and old name
@@ -69,6 +70,17 @@ _UINT64 = range(1 << 64)
 _BYTES_EACH = 1000
 
 _GZIP_MAGIC = b"\x1f\x8b"
+#: How other files begin that people have instead, and what they are.
+_OTHERS = {
+    b"PK": "a zip file: unpack it. If torch.save wrote it, it has tensors, not a snapshot",
+    b"\xfd7zXZ": "an xz file: unpack it first",
+    b"\x28\xb5\x2f\xfd": "a zstd file: unpack it first",
+    b"BZh": "a bzip2 file: unpack it first",
+    b"<": "a web page, such as a plot of a snapshot",
+    b"{": "a JSON file, such as a trace of the profiler",
+}
+#: What torch.save wrote first before it wrote zip files.
+_TORCH_SAVE = 0x1950A86A20F9469CFC6C
 _PR_SET_PDEATHSIG = 1
 
 REMEDY = "write the snapshot again with torch.cuda.memory._dump_snapshot()"
@@ -104,6 +116,9 @@ def _load(file: io.BufferedReader) -> Any:
     head = file.peek(len(_GZIP_MAGIC))
     if not head:
         raise _not_snapshot("the file is empty")
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            raise _not_snapshot(f"it is {what}")
     source: BinaryIO = file
     if head.startswith(_GZIP_MAGIC):
         source = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 17))
@@ -124,6 +139,8 @@ def _load(file: io.BufferedReader) -> Any:
 
 
 def _find(loaded: Any, limit: int) -> Found:
+    if loaded == _TORCH_SAVE:
+        raise _not_snapshot("it was written by torch.save")
     if not isinstance(loaded, dict):
         raise _not_snapshot(
             f"it holds a {type(loaded).__name__}, not a dict with 'segments' and 'device_traces'"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["device_index"]
+__all__ = ["check_device_name", "device_index"]
+
+_NAME = re.compile(r"cuda(?::(0|[1-9][0-9]*))?")
 
 
 def device_index(device: torch.device | str | int | None) -> int:
@@ -20,14 +23,7 @@ def device_index(device: torch.device | str | int | None) -> int:
     """
     import torch
 
-    if device is None:
-        return torch.cuda.current_device()
-    if isinstance(device, bool) or not isinstance(device, (int, str, torch.device)):
-        raise TypeError(
-            f"device must be an index, a name such as 'cuda:0' or a torch.device, not {device!r} "
-            f"({type(device).__name__})"
-        )
-    index = device if isinstance(device, int) else _index_in(device)
+    index = _index_in(device)
     if index is None:
         return torch.cuda.current_device()
     count = torch.cuda.device_count()
@@ -36,13 +32,26 @@ def device_index(device: torch.device | str | int | None) -> int:
     return index
 
 
-def _index_in(device: torch.device | str) -> int | None:
-    import torch
+def check_device_name(device: torch.device | str | int | None) -> None:
+    """Raises as :func:`device_index` for what never names a CUDA device. Needs no CUDA: how many
+    devices there are is not asked."""
+    index = _index_in(device)
+    if index is not None and index < 0:
+        raise ValueError(f"there is no CUDA device {index}")
 
-    try:
-        named = torch.device(device)
-    except RuntimeError:  # it is no name of a device
-        named = None
-    if named is None or named.type != "cuda":
+
+def _index_in(device: torch.device | str | int | None) -> int | None:
+    if device is None:
+        return None
+    is_device = type(device).__module__ == "torch" and type(device).__name__ == "device"
+    if isinstance(device, bool) or not (is_device or isinstance(device, (int, str))):
+        raise TypeError(
+            f"device must be an index, a name such as 'cuda:0' or a torch.device, not {device!r} "
+            f"({type(device).__name__})"
+        )
+    if isinstance(device, int):
+        return device
+    name = _NAME.fullmatch(str(device))
+    if name is None:
         raise ValueError(f"device={str(device)!r} is no CUDA device: pass 'cuda', 'cuda:0' or 0")
-    return named.index
+    return None if name[1] is None else int(name[1])

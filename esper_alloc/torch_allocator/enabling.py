@@ -14,8 +14,10 @@ from ..installation.callers import user_stacklevel
 from ..installation.files import library_path
 from ..installation.pytorch import (
     REINSTALL,
+    NoCudaError,
     OtherTorchError,
     UnavailableError,
+    check_cuda,
     load_shim,
     need_torch,
     untyped,
@@ -27,11 +29,28 @@ if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
 _VARIABLE = "ESPER_ALLOC"
+SWITCHED_OFF = f"{_VARIABLE}=0 turns it off"
 _NOT_AUTOMATIC = (
     "uses cannot be automatic on pluggable_allocator(), which PyTorch tells "
     "too little: use esper_alloc.enable() in place of it."
 )
 _OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+#: Why enable() did nothing, in half a sentence; None: it did what it is for, or was not called.
+_declined: str | None = None
+
+
+def why_off() -> str | None:
+    """Why esper_alloc stays off although the program asked for it, in half a sentence; None where
+    nothing of that kind is known."""
+    why = SWITCHED_OFF if is_switched_off() else _declined
+    return None if why is None or is_enabled() else why
+
+
+def is_switched_off() -> bool:
+    """Whether the environment turns :func:`enable` off."""
+    return os.environ.get(_VARIABLE) == "0"
 
 
 def _check_environment() -> None:
@@ -52,6 +71,31 @@ def _check_backend(torch: ModuleType) -> None:
     )
 
 
+def _check_no_other(torch: ModuleType) -> None:
+    """Raises if the program has made an allocator of another library PyTorch's current one."""
+    backend = torch.cuda.get_allocator_backend()
+    if backend in ("native", "cudaMallocAsync"):
+        return
+    name = _name_of_current(torch)
+    raise UnavailableError(
+        f"PyTorch has another allocator already, {name or f'whose back end is {backend!r}'}, and "
+        f"only one can be current: call esper_alloc.enable() in place of "
+        f"change_current_allocator(), or set {_VARIABLE}=0 to keep the other one."
+    )
+
+
+def _name_of_current(torch: ModuleType) -> str | None:
+    """Where the current allocator is to be found, such as
+    ``rmm.allocators.torch.rmm_torch_allocator``."""
+    kind = torch.cuda.memory._CUDAAllocator
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            # By type(): isinstance() would wake up objects that stand for others.
+            if issubclass(type(value), kind) and is_current(value):
+                return f"{module.__name__}.{name}"
+    return None
+
+
 @functools.cache
 def allocator() -> _CUDAAllocator:
     """The allocator, for ``torch.cuda.memory.change_current_allocator()``.
@@ -63,6 +107,10 @@ def allocator() -> _CUDAAllocator:
         UnavailableError: esper_alloc cannot serve this torch, or PyTorch was
             started with ``backend:cudaMallocAsync``.
         ValueError: a variable of the environment has a value that nobody knows.
+
+    Example::
+
+        torch.cuda.memory.change_current_allocator(esper_alloc.allocator())
     """
     _check_environment()
     shim = load_shim()
@@ -86,6 +134,10 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
     Raises:
         ValueError: a variable of the environment has a value that nobody knows.
         RuntimeError: ``ESPER_ALLOC_USES`` asks for automatic uses, which it cannot have.
+
+    Example::
+
+        torch.cuda.memory.change_current_allocator(esper_alloc.pluggable_allocator())
     """
     _check_environment()
     if USES.in_environment() == "automatic":
@@ -119,8 +171,13 @@ def is_current(candidate: Any) -> bool:
 
 
 def is_enabled() -> bool:
-    """Whether PyTorch allocates CUDA memory through esper_alloc, or would if there were
-    a GPU."""
+    """Whether PyTorch allocates CUDA memory through esper_alloc. Where :func:`enable` did
+    nothing, it does not.
+
+    Example::
+
+        print("esper_alloc" if esper_alloc.is_enabled() else "PyTorch's own allocator")
+    """
     if "torch" not in sys.modules:
         return False
     shim = sys.modules.get("esper_alloc._torch")
@@ -139,9 +196,14 @@ def enable(
     uses: Literal["marked", "automatic"] | None = None,
     allowance: int | str | EllipsisType | None = ...,
     segments: Literal["auto", "mapped", "classic"] | None = None,
+    required: bool = False,
 ) -> None:
-    """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process. It works
-    without a GPU, too, and then has nothing to do.
+    """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process.
+
+    Where there is no CUDA, it does nothing and warns once: with a CPU build of PyTorch, without
+    NVIDIA's driver, or where ``CUDA_VISIBLE_DEVICES`` hides every GPU. It does nothing under
+    ``ESPER_ALLOC=0`` either. PyTorch keeps its own allocator then: marks act as
+    ``record_stream``, figures are 0, and :func:`sleep` gives nothing back.
 
     Args:
         uses: how the allocator learns that another stream uses memory. ``"marked"``:
@@ -156,6 +218,8 @@ def enable(
         segments: where memory comes from. ``"mapped"``: pages at reserved addresses.
             ``"classic"``: one allocation of the driver for each segment. ``"auto"``: mapped
             where the driver supports it, else classic.
+        required: raise in place of the warning where there is no CUDA. ``ESPER_ALLOC=0`` counts
+            more.
 
     If the installed parts were not built for this torch, :func:`pluggable_allocator` serves
     it, and a warning says so.
@@ -175,17 +239,24 @@ def enable(
             allowance or kind of segments, or through :func:`pluggable_allocator`, which
             cannot have automatic uses.
         UnavailableError: esper_alloc cannot serve this torch, or not with automatic uses; or
-            PyTorch was started with ``backend:cudaMallocAsync``.
+            PyTorch was started with ``backend:cudaMallocAsync``, or has another allocator
+            already, which the message names; or there is no CUDA, and it is `required`.
 
     After an error nothing has changed.
+
+    Example::
+
+        esper_alloc.enable(uses="automatic", allowance="256MiB")
     """
     chosen: dict[Choice, str] = {}
     if allowance is not ...:
         chosen[ALLOWANCE] = ALLOWANCE.given(allowance)
     if segments is not None:
         chosen[SEGMENTS] = SEGMENTS.given(segments)
-    _check_options(chosen.get(SEGMENTS))
     given_uses = None if uses is None else USES.given(uses)
+    if not is_enabled() and _stays_off(required):
+        return
+    _check_options(chosen.get(SEGMENTS))
     wanted_uses = given_uses or USES.in_environment()
     if is_enabled():
         for choice, value in chosen.items():
@@ -219,6 +290,31 @@ def enable(
         automatic_uses.install(compiled)
 
 
+def _stays_off(required: bool) -> bool:
+    """Whether there is nothing to enable. Warns once where there is no CUDA."""
+    global _declined
+    value = os.environ.get(_VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{_VARIABLE}={value} is neither 0 nor 1")
+    if is_switched_off():
+        return True
+    try:
+        check_cuda(need_torch())
+    except NoCudaError as error:
+        if required:
+            raise
+        if _declined is None:
+            warnings.warn(
+                f"esper_alloc does nothing here: {error.why}. PyTorch keeps its own allocator; "
+                f"marks and helpers work with it.",
+                RuntimeWarning,
+                stacklevel=user_stacklevel(),
+            )
+        _declined = error.why
+        return True
+    return False
+
+
 def _check_options(segments: str | None) -> None:
     """Raises if PyTorch's options ask for another kind of segments than the argument: they count
     more."""
@@ -233,6 +329,7 @@ def _check_options(segments: str | None) -> None:
 def _swap(automatic: bool) -> None:
     other_torch = None
     ours: _CUDAAllocator
+    _check_no_other(need_torch())
     try:
         ours = allocator()
     except OtherTorchError as error:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..installation.pytorch import load_shim, untyped
-from .devices import device_index
-from .enabling import is_enabled
+from .devices import check_device_name, device_index
+from .enabling import is_enabled, why_off
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,12 @@ class SleepResult(NamedTuple):
         kept: bytes copied to the host.
         stays: what could not go, as :class:`Stay` with `bytes` and `reason`. Empty:
             everything went.
+
+    Example::
+
+        result = esper_alloc.sleep("weights")
+        for stay in result.stays:
+            print(f"{stay.bytes} bytes stay: {stay.reason}")
     """
 
     given_back: int
@@ -61,6 +67,12 @@ class tag:  # a context manager, like torch.no_grad
 
     Raises:
         ValueError, TypeError: on entering: the name is not such a string.
+
+    Example::
+
+        with esper_alloc.tag("weights"):
+            weights = torch.empty(1 << 20, device="cuda")
+        esper_alloc.sleep("weights")
     """
 
     def __init__(self, name: str) -> None:
@@ -75,6 +87,8 @@ class tag:  # a context manager, like torch.no_grad
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if not self._pushed:
+            raise RuntimeError(f"tag({self.name!r}) is left, but was not entered")
         if self._pushed.pop():
             load_shim().pop_tag()
 
@@ -86,7 +100,8 @@ def sleep(
 
     Waits for everything that was enqueued before. Until :func:`wake`, tensors in that memory must
     not be used, graphs that use it must not be replayed, and nothing is allocated under these
-    tags; freeing is allowed. What cannot go stays usable and is named in the result.
+    tags; freeing is allowed. What cannot go stays usable and is named in the result: all memory,
+    where :func:`enable` did nothing.
 
     Args:
         tags: a name, or several; ``""`` is memory without a tag. None: all memory.
@@ -102,9 +117,18 @@ def sleep(
         RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
             wait for other work is not finished; or there is not enough host memory. After an error
             nothing more sleeps than before, on any device, and no contents are lost.
+
+    Example::
+
+        esper_alloc.sleep("weights", keep="nothing")  # for others to use the GPU
+        esper_alloc.wake("weights")
     """
     if keep not in ("host", "nothing"):
         raise ValueError(f"keep={keep!r}: use 'host' or 'nothing'")
+    if (why := why_off()) is not None:
+        _names(tags)
+        check_device_name(device)
+        return SleepResult(0, 0, _everything_stays(why))
     shim = _shim_that_runs("sleep")
     _watch_replays()
     given_back, kept, stays = shim.sleep(_names(tags), keep == "host", _index(device))
@@ -128,28 +152,64 @@ def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -
 
     After an error everything on that device still sleeps, and the call can be repeated. If there
     are several devices, those with lower numbers are awake then.
+
+    Example::
+
+        esper_alloc.sleep()
+        given = esper_alloc.wake()  # bytes
     """
+    if why_off() is not None:
+        _names(tags)
+        check_device_name(device)
+        return 0
     return int(_shim_that_runs("wake").wake(_names(tags), _index(device)))
 
 
-@contextlib.contextmanager
-def asleep(
-    tags: Tags = None, keep: Keep = "host", *, device: torch.device | str | int | None = None
-) -> Iterator[SleepResult]:
+class asleep(contextlib.ContextDecorator):
     """``with asleep("weights") as result:`` puts memory to sleep, and wakes it at the end, also
-    after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`."""
-    names = _names(tags)  # an iterator gives them once
-    result = sleep(names, keep, device=device)
-    same = None if device is None else device_index(device)  # "cuda" may mean another one later
-    try:
-        yield result
-    finally:
-        wake(names, device=same)
+    after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`.
+
+    Example::
+
+        with esper_alloc.asleep("weights"):
+            generate()
+    """
+
+    def __init__(
+        self,
+        tags: Tags = None,
+        keep: Keep = "host",
+        *,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        self._names = _names(tags)  # an iterator gives them once
+        self._keep: Keep = keep
+        self._device = device
+        self._slept: list[int | None] = []
+
+    def __enter__(self) -> SleepResult:
+        result = sleep(self._names, self._keep, device=self._device)
+        # "cuda" may mean another one later.
+        any_device = self._device is None or not is_enabled()
+        self._slept.append(None if any_device else device_index(self._device))
+        return result
+
+    def __exit__(self, *exception: object) -> None:
+        if not self._slept:
+            raise RuntimeError("asleep() is left, but was not entered")
+        wake(self._names, device=self._slept.pop())
 
 
 def trim_sleep() -> None:
     """Gives back the pinned host memory that is kept for the next sleep. The next sleep is
-    slower then, because it has to pin memory again."""
+    slower then, because it has to pin memory again.
+
+    Example::
+
+        with esper_alloc.asleep():
+            generate()
+        esper_alloc.trim_sleep()  # that was the last time
+    """
     if is_enabled():
         load_shim().trim_sleep()
 
@@ -164,14 +224,20 @@ def tag_stats(device: torch.device | str | int | None = None) -> dict[str, dict[
     - ``sleeping_bytes``: of device memory that waking needs;
     - ``host_bytes``: of pinned host memory, which keeps contents or stays for the next sleep.
 
-    Empty while PyTorch does not run on esper_alloc, or has not used CUDA. Then `device` is not
-    looked at.
+    Empty while PyTorch does not run on esper_alloc, or has not used CUDA.
 
     Raises:
-        ValueError: this process has no such CUDA device.
+        ValueError: this process has no such CUDA device. Before CUDA is used only the name is
+            checked.
         TypeError: `device` is neither index, name nor torch.device.
+
+    Example::
+
+        for name, figures in esper_alloc.tag_stats().items():
+            print(name or "without a tag", figures["reserved_bytes"] >> 20, "MiB")
     """
     if not is_enabled() or not untyped(sys.modules["torch"]).cuda.is_initialized():
+        check_device_name(device)
         return {}
     return {one.pop("tag"): one for one in load_shim().tag_stats(device_index(device))}
 
@@ -183,6 +249,15 @@ def _shim_that_runs(doing: str) -> Any:
             f"esper_alloc.enable() before CUDA is used"
         )
     return load_shim()
+
+
+def _everything_stays(why: str) -> tuple[Stay, ...]:
+    """What a sleep says that could do nothing."""
+    torch = untyped(sys.modules.get("torch"))
+    if torch is None or not torch.cuda.is_initialized():
+        return ()
+    size = sum(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))
+    return (Stay(size, f"esper_alloc is off: {why}"),) if size else ()
 
 
 def names_of(tags: str | Iterable[str]) -> tuple[str, ...]:

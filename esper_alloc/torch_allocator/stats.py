@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..installation.pytorch import untyped
-from .devices import device_index
-from .enabling import is_enabled
+from .devices import check_device_name, device_index
+from .enabling import is_enabled, why_off
 from .sleep import tag_stats
 
 if TYPE_CHECKING:
@@ -59,13 +59,19 @@ def memory_stats(device: torch.device | str | int | None = None) -> dict[str, fl
     - ``metadata_bytes``: host memory that the allocator uses for itself.
 
     All but the seconds are integers. All are 0 while PyTorch does not run on esper_alloc, or has
-    not used CUDA. Then `device` is not looked at.
+    not used CUDA.
 
     Raises:
-        ValueError: this process has no such CUDA device.
+        ValueError: this process has no such CUDA device. Before CUDA is used only the name is
+            checked.
         TypeError: `device` is neither index, name nor torch.device.
+
+    Example::
+
+        seconds = esper_alloc.memory_stats()["held_back_seconds"]
     """
     if not _is_running():
+        check_device_name(device)
         return _in_seconds(dict.fromkeys(_core.COUNTERS, 0))
     return _in_seconds(_core.counters(device_index(device)))
 
@@ -92,9 +98,11 @@ def report() -> str:
     what the allowance is. It lists the freed blocks for whose uses no event could be recorded,
     which can be reused once the uses' streams are seen again or their devices have been
     synchronised. While memory sleeps, the report also lists its tags. Streams are named
-    by their handles, as in ``stream.cuda_stream``.
+    by their handles, as in ``stream.cuda_stream``. Where :func:`enable` did nothing, it says why.
     """
     if not _is_running():
+        if (why := why_off()) is not None:
+            return f"esper_alloc is off: {why}\n"
         return "esper_alloc: PyTorch does not run on it, or has not used CUDA yet\n"
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     lines = [f"esper_alloc: report of process {os.getpid()}, {when}"]

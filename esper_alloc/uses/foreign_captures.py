@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..torch_allocator.devices import device_index
+from ..installation.callers import user_stacklevel
+from ..torch_allocator.devices import check_device_name, device_index
 from ..torch_allocator.enabling import is_enabled
 from . import use
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["capturing"]
 
 
-@contextlib.contextmanager
-def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
+class capturing(contextlib.ContextDecorator):
     """Says that another library captures a CUDA graph within the block, on any stream and thread.
 
     Put it around captures that do not go through PyTorch, on streams that PyTorch does not
@@ -38,7 +37,7 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
     missing, a warning says so.
 
     Raises:
-        ValueError: this process has no such CUDA device.
+        ValueError: this process has no such CUDA device. Without CUDA only the name is checked.
         TypeError: `device` is neither index, name nor torch.device.
 
     Example::
@@ -47,23 +46,33 @@ def capturing(device: torch.device | str | int | None = None) -> Iterator[None]:
             with warp.ScopedCapture() as capture:
                 simulate()
     """
-    index, told = -1, None
-    compiled = use._compiled
-    if compiled is not None and is_enabled():
-        import torch
 
-        if torch.cuda.is_available():  # or there is nothing to capture
-            index = device_index(device)
-            told = compiled if compiled.announce_capture(index, True) else None
-    elif is_enabled():
-        warnings.warn(
-            "esper_alloc cannot be told of a capture without its PyTorch part, and may end it. "
-            "`python -m esper_alloc doctor` says why the part is missing.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    try:
-        yield
-    finally:
+    def __init__(self, device: torch.device | str | int | None = None) -> None:
+        check_device_name(device)
+        self._device = device
+        self._told: list[tuple[Any, int]] = []
+
+    def __enter__(self) -> None:
+        index, told = -1, None
+        compiled = use._compiled
+        if compiled is not None and is_enabled():
+            import torch
+
+            if torch.cuda.is_available():  # or there is nothing to capture
+                index = device_index(self._device)
+                told = compiled if compiled.announce_capture(index, True) else None
+        elif is_enabled():
+            warnings.warn(
+                "esper_alloc cannot be told of a capture without its PyTorch part, and may end it. "
+                "`python -m esper_alloc doctor` says why the part is missing.",
+                RuntimeWarning,
+                stacklevel=user_stacklevel(),
+            )
+        self._told.append((told, index))
+
+    def __exit__(self, *exception: object) -> None:
+        if not self._told:
+            raise RuntimeError("capturing() is left, but was not entered")
+        told, index = self._told.pop()
         if told is not None:
             told.announce_capture(index, False)

@@ -26,6 +26,11 @@ def install_tensor_method() -> None:
         RuntimeError: ``torch.Tensor`` has a ``record_use`` already that is not
             this one; it was left alone.
         UnavailableError: there is no PyTorch.
+
+    Example::
+
+        esper_alloc.install_tensor_method()
+        x.record_use(side)
     """
     tensor: Any = need_torch().Tensor
     present = getattr(tensor, _NAME, None)
@@ -43,7 +48,14 @@ def install_tensor_method() -> None:
 
 
 def uninstall_tensor_method() -> None:
-    """Removes the method that :func:`install_tensor_method` added, if any."""
+    """Removes the method that :func:`install_tensor_method` added, if any.
+
+    Example::
+
+        esper_alloc.install_tensor_method()
+        esper_alloc.uninstall_tensor_method()
+        assert not hasattr(torch.Tensor, "record_use")
+    """
     tensor: Any = need_torch().Tensor
     if _is_ours(vars(tensor).get(_NAME)):
         delattr(tensor, _NAME)

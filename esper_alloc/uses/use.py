@@ -102,6 +102,13 @@ def record_use(
         TypeError: `tensors` is neither tensor nor container, `stream` is no stream,
             or `event` no event.
         ValueError: `event` was never recorded.
+
+    Example::
+
+        with torch.cuda.stream(side):
+            total = x.sum()
+        esper_alloc.record_use(x, side)  # right after the last read
+        del x
     """
     check_stream(stream)
     if event is not None:
@@ -133,6 +140,11 @@ def touch(tensors: Any, stream: torch.Stream | None = None) -> None:
 
     Raises:
         TypeError: `tensors` is neither tensor nor container, or `stream` is no stream.
+
+    Example::
+
+        launch_kernel(x.data_ptr(), side.cuda_stream)
+        esper_alloc.touch(x, side)
     """
     check_stream(stream)
     if is_cpu_stream(stream):
@@ -198,6 +210,8 @@ class using:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._entered:
+            raise RuntimeError("a scope of using() is left, but was not entered")
         self._entered.pop().leave(self._tensors)
 
     @overload

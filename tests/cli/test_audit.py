@@ -44,6 +44,11 @@ def audit(
     )  # fmt: skip
 
 
+NOTHING_TO_AUDIT = (
+    "esper_alloc audit: the program did not use CUDA, so there was nothing to audit\n"
+)
+
+
 def test_what_is_found_is_printed_and_the_exit_code_is_1(library: Path, tmp_path: Path) -> None:
     done = audit(library, tmp_path, RACE + "print('end')\n")
     assert done.returncode == 1
@@ -69,14 +74,14 @@ def test_modules_are_found_as_python_finds_them(
     at = [sys.executable, "-m", "esper_alloc", "audit", "link.py"]
     env = {**os.environ, **build.environment(library)}
     done = subprocess.run(at, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
+    assert done.stderr == NOTHING_TO_AUDIT
     if sys.version_info < (3, 11):
         return
     (real / "script.py").write_text(f"import in_extra, sys\nassert {str(real)!r} not in sys.path\n")
     env["PYTHONPATH"] = f"{extra}{os.pathsep}{env.get('PYTHONPATH') or TESTS.parent}"
     env["PYTHONSAFEPATH"] = "1"
     done = subprocess.run(at, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
+    assert done.stderr == NOTHING_TO_AUDIT
 
 
 def test_annotations_are_what_the_program_says(library: Path, tmp_path: Path) -> None:
@@ -86,10 +91,12 @@ def test_annotations_are_what_the_program_says(library: Path, tmp_path: Path) ->
 
 def test_a_program_without_cuda_had_nothing_to_audit(library: Path, tmp_path: Path) -> None:
     done = audit(library, tmp_path, "import torch\n")
-    assert done.returncode == 0
-    assert done.stderr == (
-        "esper_alloc audit: the program did not use CUDA, so there was nothing to audit\n"
-    )
+    assert (done.returncode, done.stderr) == (1, NOTHING_TO_AUDIT)
+    done = audit(library, tmp_path, "import torch\n", options=("--json",))
+    assert done.returncode == 1
+    assert json.loads(done.stderr) == {"complete": False, "findings": []}
+    done = audit(library, tmp_path, "import torch, sys\nsys.exit(5)\n", options=("--json",))
+    assert done.returncode == 5
 
 
 @pytest.mark.parametrize(

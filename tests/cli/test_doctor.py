@@ -60,7 +60,7 @@ HEALTHY: dict[str, Any] = {
     "environment": {},
     "installed": [],
     "trial": {
-        "enabled": True,
+        "loads": True,
         "before": "native",
         "backend": "native",
         "allocated": True,
@@ -240,18 +240,39 @@ def test_the_native_backend_may_be_named() -> None:
     assert doctor.diagnose(facts) == []
 
 
+def test_what_stops_the_trial_is_told_without_a_gpu() -> None:
+    """The lack of a GPU is not all that is wrong: options that PyTorch refuses, for one."""
+    trial = {"loads": False, "error": "ValueError: Unrecognized key 'garbage' in allocator config"}
+    facts = facts_with(driver__available=False, driver__error="no libcuda", trial=trial)
+    found = [one.what for one in doctor.diagnose(facts)]
+    assert len(found) == 2 and "'garbage'" in found[0] and "no GPU can be used" in found[1]
+
+
+def test_bad_options_of_pytorch_are_a_finding_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage:1")
+    facts = doctor.gather()
+    if facts["trial"] is None:
+        pytest.skip("the extension for torch is not built")
+    assert any("garbage" in one.what for one in doctor.diagnose(facts))
+
+
+def test_a_torch_that_is_too_old_is_a_problem_with_both_versions() -> None:
+    (found,) = doctor.diagnose(facts_with(torch__version="2.10.0+cu130", trial=None))
+    assert found.level == "problem"
+    assert found.what == "esper_alloc needs torch 2.11 or newer, and this is torch 2.10.0+cu130"
+
+
 def test_no_gpu_leaves_replay() -> None:
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=None)
     assert words.paths(facts) == ["replay, which needs no GPU"]
 
 
-def test_without_a_gpu_it_says_what_enable_says() -> None:
-    """enable() succeeds there, and is_enabled() is true."""
-    trial = {"enabled": True, "before": "native", "backend": "native", "allocated": None}
+def test_without_a_gpu_it_says_that_it_loads() -> None:
+    trial = {"loads": True, "before": "native", "backend": "native", "allocated": None}
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=trial)
     text = doctor.render(facts, doctor.diagnose(facts))
     assert text.endswith("esper_alloc loads here, but there is no GPU to allocate on: 1 problem")
-    assert "trial:        enable() works; there is no GPU to allocate on" in text
+    assert "trial:        it loads; there is no GPU to allocate on" in text
 
 
 def test_another_torch_goes_through_function_pointers() -> None:
@@ -316,7 +337,7 @@ def test_what_is_gathered_here_has_the_shape_that_is_diagnosed() -> None:
     findings = doctor.diagnose(facts)
     doctor.render(facts, findings)
     if facts["trial"] is not None and facts["trial"].get("error") is None:
-        assert facts["trial"]["enabled"] is True
+        assert facts["trial"]["loads"] is True
         assert facts["trial"]["before"] == "native"
 
 
@@ -356,8 +377,8 @@ def test_a_trial_that_ends_badly_is_a_fact(
 
 
 def test_a_trial_that_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "TRIAL", "print('chatter'); print('{\"enabled\": true}')")
-    assert gathering.run_trial() == {"enabled": True}
+    monkeypatch.setattr(gathering, "TRIAL", "print('chatter'); print('{\"loads\": true}')")
+    assert gathering.run_trial() == {"loads": True}
 
 
 def test_doctor_as_a_command_says_something_useful_here() -> None:

@@ -107,7 +107,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path, driver: None) -> Place:
     return Place(tmp_path)
 
 
@@ -489,7 +489,49 @@ def test_a_torch_without_cuda_is_no_reason_to_refuse(place: Place) -> None:
     place.built_for()
     place.torch.write_text("class version:\n    cuda = None\n")
     done = place.run(place.write("report.py", REPORT))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "enabled None\n", "")
+    said = (
+        "esper_alloc run: torch 9.9.0+cpu is built without CUDA: PyTorch keeps its own allocator\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "enabled None\n", said)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_the_switch_turns_run_off_and_that_is_said_once(place: Place, built: bool) -> None:
+    """Whatever is wrong with the installation, or with the choices in the environment."""
+    if not built:
+        place.built_for()
+    place.environment.update(ESPER_ALLOC="0", ESPER_ALLOC_USES="nonsense")
+    place.write("report.py", REPORT)
+    script = place.write(
+        "parent.py",
+        """
+        import os, subprocess, sys, report
+        assert "_startup" not in os.environ["PYTHONPATH"]
+        subprocess.run([sys.executable, "report.py"], check=True)
+        sys.exit(3)
+        """,
+    )
+    done = place.run("--uses", "automatic", script)
+    assert (done.returncode, done.stdout) == (3, "enabled None\n" * 2)
+    assert done.stderr == (
+        "esper_alloc run: ESPER_ALLOC=0 turns it off: PyTorch keeps its own allocator\n"
+    )
+
+
+def test_a_machine_without_a_visible_gpu_is_said_once(place: Place) -> None:
+    place.environment["CUDA_VISIBLE_DEVICES"] = ""
+    done = place.run(place.write("report.py", REPORT))
+    assert (done.returncode, done.stdout) == (0, "enabled 1\n")  # the package decides
+    assert done.stderr == (
+        "esper_alloc run: CUDA_VISIBLE_DEVICES hides every GPU: PyTorch keeps its own allocator\n"
+    )
+
+
+def test_a_torch_that_is_too_old_is_refused(place: Place) -> None:
+    place.install_torch("2.10.1+cu130")
+    done = place.run(place.write("never.py", "print('ran')"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "needs torch 2.11 or newer, and this is torch 2.10.1+cu130" in done.stderr
 
 
 # --- usage -----------------------------------------------------------------
@@ -583,7 +625,9 @@ def real_package_is_built() -> bool:
 
 
 @pytest.mark.skipif(not real_package_is_built(), reason="the extension for torch is not built")
-def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(tmp_path: Path) -> None:
+def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(
+    tmp_path: Path, driver: None
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent(
@@ -616,3 +660,14 @@ def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(tmp_path:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "parent True\nchild True\n", done.stderr
+    environment["CUDA_VISIBLE_DEVICES"] = "-1"
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_alloc", "run", str(script)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=3000,
+    )
+    assert done.stdout == "parent False\nchild False\n", done.stderr
+    assert done.stderr.count("\n") == 1 and "hides every GPU" in done.stderr

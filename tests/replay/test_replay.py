@@ -104,6 +104,7 @@ def test_sizes_are_rounded_and_peaks_are_where_they_should_be(tmp_path):
     recorder.free(first)
     recorder.note()
     recorder.note("oom")
+    recorder.note("annotate")
     recorder.alloc(512)
     recorder.free(second)
     [recording] = recordings_of(tmp_path, recorder)
@@ -559,10 +560,21 @@ def mistakes():
     def address_beyond_64_bits(s):
         entry(s, 2)["addr"] = 1 << 64
 
-    @mistake("recorded with skip_actions?")
-    def completions_were_not_recorded(s):
+    def leave_out(s, action):
         trace = s["device_traces"][0]
-        trace[:] = [one for one in trace if one["action"] != "free_completed"]
+        trace[:] = [one for one in trace if one["action"] != action]
+
+    @mistake(
+        "; it has no free_completed at all: if it was recorded with skip_actions, record it again"
+    )
+    def completions_were_not_recorded(s):
+        leave_out(s, "free_completed")
+
+    @mistake(
+        "; it has no free_requested at all: if it was recorded with skip_actions, record it again"
+    )
+    def requests_were_not_recorded(s):
+        leave_out(s, "free_requested")
 
     @mistake("entry 2: malformed")
     def time_that_is_a_text(s):

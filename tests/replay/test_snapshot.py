@@ -437,3 +437,33 @@ def test_kinds_in_the_snapshot_are_those_documented():
         assert f"``{kind}``" in snapshot.with_uses.__doc__
     for name in (snapshot._USE, snapshot._TAG, snapshot._ALLOWANCE):
         assert f'"{name}"' in code
+
+
+# ---- files of another kind --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "what"),
+    [
+        (b"PK\x03\x04 and more", "it is a zip file: unpack it. If torch.save wrote it"),
+        (b"\xfd7zXZ\x00", "it is an xz file: unpack it first"),
+        (b"\x28\xb5\x2f\xfd ", "it is a zstd file"),
+        (b"BZh9", "it is a bzip2 file"),
+        (b"<!DOCTYPE html>", "it is a web page"),
+        (b'{"traceEvents": []}', "it is a JSON file"),
+        (pickle.dumps(0x1950A86A20F9469CFC6C, 2), "it was written by torch.save"),
+    ],
+)
+def test_a_file_of_another_kind_gets_a_hint(tmp_path, head, what):
+    path = tmp_path / "other.pickle"
+    path.write_bytes(head)
+    said = refusal(path)
+    assert said.startswith(f"not a memory snapshot: {what}")
+    assert "torch.cuda.memory._dump_snapshot()" in said
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_what_torch_save_writes_gets_a_hint(tmp_path, old):
+    torch = pytest.importorskip("torch")
+    torch.save({"x": torch.ones(3)}, tmp_path / "x.pt", _use_new_zipfile_serialization=not old)
+    assert "torch.save" in refusal(tmp_path / "x.pt")

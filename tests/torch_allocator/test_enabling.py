@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import esper_alloc
 from esper_alloc.installation import pytorch
 from esper_alloc.installation.pytorch import OtherTorchError, UnavailableError, check_torch
 from esper_alloc.torch_allocator import enabling
+
+pytestmark = pytest.mark.usefixtures("driver")
 
 #: Makes `import torch` fail as it does where there is none.
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
@@ -164,7 +167,7 @@ def built_for(monkeypatch):
         (
             torch_like("2.1.0"),
             ["2.11", "2.12"],
-            "built for torch 2.11, 2.12, and this is torch 2.1.0",
+            "needs torch 2.11 or newer, and this is torch 2.1.0",
         ),
         (torch_like("2.11.0+cu126", cuda="12.6"), ["2.11"], "has CUDA 12.6"),
     ],
@@ -257,7 +260,7 @@ sys.modules["esper_alloc._build"] = build
 
 @needs_core
 @needs_cuda_torch
-@pytest.mark.parametrize("variable", ["0", "1"])
+@pytest.mark.parametrize("variable", ["", "1"])
 def test_another_torch_is_served_through_function_pointers_and_a_sentence_says_so(variable):
     program = """
 import esper_alloc
@@ -328,6 +331,155 @@ def test_without_torch_the_error_says_what_to_install():
 # ESPER_ALLOC
 
 
+@needs_shim
+def test_the_switch_turns_enable_off():
+    """Whatever the environment says otherwise; marks and helpers work as without the allocator."""
+    printed = run(
+        """
+        import os, sys, esper_alloc
+        before = dict(os.environ)
+        esper_alloc.enable(segments="classic", uses="automatic", allowance=0, required=True)
+        assert "torch" not in sys.modules and os.environ == before
+        import torch
+        assert not esper_alloc.is_enabled()
+        assert torch.cuda.get_allocator_backend() == "native"
+        assert set(esper_alloc.memory_stats().values()) == {0}
+        assert esper_alloc.tag_stats() == {}
+        x = torch.ones(3)
+        esper_alloc.record_use([x])
+        with esper_alloc.tag("weights"), esper_alloc.asleep("weights") as asleep:
+            assert asleep == (0, 0, ())
+        assert esper_alloc.wake() == 0 and esper_alloc.trim_sleep() is None
+        for wrong in ({"uses": "x"}, {"segments": 3}, {"allowance": "y"}):
+            try:
+                esper_alloc.enable(**wrong)
+            except ValueError:
+                continue
+            raise AssertionError(wrong)
+        for kind in ("poison", "fence"):
+            try:
+                esper_alloc.audit(**{kind: True}).__enter__()
+            except RuntimeError as error:
+                assert str(error).endswith("memory only, and ESPER_ALLOC=0 turns it off."), error
+            else:
+                raise AssertionError(kind)
+        print(esper_alloc.report(), end="")
+        """,
+        ESPER_ALLOC="0",
+        ESPER_ALLOC_USES="nonsense",
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+    )
+    assert printed == "esper_alloc is off: ESPER_ALLOC=0 turns it off\n"
+
+
+@needs_shim
+def test_a_sleep_that_is_switched_off_says_what_stays(monkeypatch):
+    import torch
+
+    monkeypatch.setenv("ESPER_ALLOC", "0")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100 + device)
+    (stay,) = esper_alloc.sleep("weights").stays
+    assert stay == (201, "esper_alloc is off: ESPER_ALLOC=0 turns it off")
+    for wrong in ({"tags": 3}, {"device": 1.5}):
+        with pytest.raises(TypeError):
+            esper_alloc.sleep(**wrong)
+        with pytest.raises(TypeError):
+            esper_alloc.wake(**wrong)
+
+
+NO_CUDA = [
+    ("torch.version.cuda = None", {}, "torch 2.", "was built without CUDA"),
+    ("", {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES hides every GPU", ""),
+    ("", {"CUDA_VISIBLE_DEVICES": "-1"}, "CUDA_VISIBLE_DEVICES hides every GPU", ""),
+    ("", {"ESPER_ALLOC_LIBCUDA": "nowhere.so"}, "there is no CUDA driver (nowhere.so)", ""),
+]
+
+
+@needs_shim
+@pytest.mark.parametrize(("change", "env", "begin", "end"), NO_CUDA)
+def test_without_cuda_enable_warns_once_and_does_nothing(change, env, begin, end):
+    printed = run(
+        f"""
+        import os, torch
+        {change}
+        import esper_alloc
+        before = dict(os.environ)
+        esper_alloc.enable(segments="classic")
+        esper_alloc.enable(uses="automatic")
+        assert os.environ == before and not esper_alloc.is_enabled()
+        assert torch.cuda.get_allocator_backend() == "native"
+        assert not torch.cuda.is_initialized()
+        esper_alloc.record_use(torch.ones(3))
+        assert esper_alloc.sleep() == (0, 0, ()) and esper_alloc.wake() == 0
+        print(esper_alloc.report(), end="")
+        try:
+            esper_alloc.enable(required=True)
+        except esper_alloc.UnavailableError as error:
+            print(error)
+        """,
+        **env,
+    )
+    warned, *said = printed.splitlines()
+    assert "RuntimeWarning: esper_alloc does nothing here: " in warned and len(said) == 2, printed
+    for line in (warned, *said):
+        assert begin in line and end in line
+    assert said[0].startswith("esper_alloc is off: ")
+
+
+def test_the_error_survives_a_way_between_processes():
+    error = pickle.loads(pickle.dumps(pytorch.NoCudaError("there is none", "buy one")))
+    assert (str(error), error.why) == ("there is none: buy one", "there is none")
+
+
+@needs_shim
+def test_without_cuda_the_variable_warns_as_enable_does():
+    printed = run("import esper_alloc", ESPER_ALLOC="1", CUDA_VISIBLE_DEVICES="")
+    assert printed.count("esper_alloc does nothing here: CUDA_VISIBLE_DEVICES hides") == 1
+
+
+@pytest.mark.parametrize("version", ["2.10.0+cu130", "1.13.1", "2.2.0a0+git1"])
+def test_a_torch_that_is_too_old_is_refused_with_both_versions(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "torch", torch_like(version))
+    monkeypatch.setattr(enabling, "is_enabled", lambda: False)
+    with pytest.raises(UnavailableError, match="needs torch 2.11 or newer") as refused:
+        esper_alloc.enable()
+    assert f"this is torch {version}: install a newer torch" in str(refused.value)
+
+
+@needs_core
+@needs_cuda_torch
+def test_another_allocator_is_named_before_anything_is_tried():
+    """Found where its module keeps it, as RMM does."""
+    printed = run(
+        """
+        import sys, types, torch, esper_alloc
+        from torch.cuda.memory import CUDAPluggableAllocator
+        library = esper_alloc.library_path()
+        theirs = CUDAPluggableAllocator(library, "esper_alloc_malloc", "esper_alloc_free")
+        torch.cuda.memory.change_current_allocator(theirs)
+        def refused():
+            try:
+                esper_alloc.enable()
+            except esper_alloc.UnavailableError as error:
+                print(error)
+            assert torch.cuda.get_allocator_backend() == "pluggable"
+            assert not esper_alloc.is_enabled() and "esper_alloc._torch" not in sys.modules
+        kept = [theirs]
+        del theirs
+        refused()
+        sys.modules["rmm.allocators.torch"] = types.ModuleType("rmm.allocators.torch")
+        sys.modules["rmm.allocators.torch"].rmm_torch_allocator = kept[0]
+        refused()
+        """
+    )
+    unnamed, named = (one for one in printed.splitlines() if one.startswith("PyTorch has"))
+    assert "has another allocator already, whose back end is 'pluggable', and only one" in unnamed
+    assert "already, rmm.allocators.torch.rmm_torch_allocator, and only one can be" in named
+    assert "or set ESPER_ALLOC=0" in named
+
+
 def test_variable_without_torch_warns_and_imports():
     printed = run(WITHOUT_TORCH + "import esper_alloc", ESPER_ALLOC="1")
     assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator" in printed
@@ -351,8 +503,17 @@ def test_variable_off(value):
 
 
 def test_variable_with_another_value_is_named():
-    printed = run("import esper_alloc", ESPER_ALLOC="yes")
-    assert "ESPER_ALLOC=yes is neither 0 nor 1" in printed
+    printed = run(
+        """
+        import esper_alloc
+        try:
+            esper_alloc.enable()
+        except ValueError as error:
+            print(error)
+        """,
+        ESPER_ALLOC="yes",
+    )
+    assert printed.count("ESPER_ALLOC=yes is neither 0 nor 1") == 2
 
 
 @needs_shim

@@ -41,6 +41,14 @@ def marks() -> None:
     assert_type(scope.take(x, batch), tuple[Tensor, dict[str, Tensor]])
 
 
+# --- enabling
+
+
+def enabling() -> None:
+    esper_alloc.enable(uses="automatic", required=True)
+    esper_alloc.enable(required="yes")  # type: ignore[arg-type]
+
+
 # --- outputs of CUDA graphs
 
 
@@ -146,7 +154,11 @@ def helpers() -> None:
     rms.mean = [0.0, 0.0, 0.0]
     assert_type(rms.freeze(), RunningMeanStd)
     assert_type(ValueNormalizer().get_scale(), float)
-    reward: float = RewardNormalizer().update_and_normalize(1.0)
+    rewards = RewardNormalizer()
+    reward = assert_type(rewards.update_and_normalize(1.0), float)
+    assert_type(rewards.update_and_normalize(x, mask=x > 0), Tensor)
+    assert_type(rewards.normalize_only(x), Tensor)
+    assert_type(rewards.denormalize(rewards.normalize_only(1)), float)
     round(RewardNormalizer().mean + reward, 2)
     assert_type(esper_alloc.is_enabled(), bool)
 

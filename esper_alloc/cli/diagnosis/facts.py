@@ -41,13 +41,18 @@ OTHER_ALLOCATORS = ("rmm", "cupy", "torch_memory_saver")
 # driver should not be one of the doctor.
 TRIAL = """
 import json, sys
-result = {"enabled": False, "before": None, "backend": None, "allocated": None, "error": None}
+result = {"loads": False, "before": None, "backend": None, "allocated": None, "error": None}
 try:
     import torch
     result["before"] = torch.cuda.get_allocator_backend()
     import esper_alloc
+    from esper_alloc.installation.pytorch import OtherTorchError
+    try:
+        esper_alloc.allocator()
+    except OtherTorchError:
+        esper_alloc.pluggable_allocator()
+    result["loads"] = True
     esper_alloc.enable()
-    result["enabled"] = esper_alloc.is_enabled()
     result["backend"] = torch.cuda.get_allocator_backend()
     if torch.cuda.is_available():
         x = torch.full((1 << 18,), 7.0, device="cuda")
@@ -158,7 +163,7 @@ def gather_shim() -> Facts:
 
 def run_trial() -> Facts:
     """Enables esper_alloc and allocates on the first GPU, in a new process."""
-    environment = {**os.environ, "ESPER_ALLOC": "0"}
+    environment = {**os.environ, "ESPER_ALLOC": ""}  # 0 would turn enable() off
     search_path = [str(PACKAGE.parent), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
     try:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from ...installation.pytorch import difference
+from ...installation.pytorch import difference, too_old
 from ...torch_allocator.choices import ALL
 from .facts import Facts
 from .words import cuda_version
@@ -40,12 +40,13 @@ def diagnose(facts: Facts) -> list[Finding]:
         *platform_findings(facts),
         *core_findings(facts),
         *torch_findings(facts),
-        *driver_findings(facts),
         *environment_findings(facts),
     ]
-    # The trial says least about the cause: heard only when nothing else speaks.
+    # The trial says least about the cause: heard only when nothing else speaks but the lack of a
+    # GPU, which it does not mind.
     if not any(finding.level == "problem" for finding in findings):
         findings += trial_findings(facts)
+    findings += driver_findings(facts)
     return sorted(findings, key=lambda finding: finding.level != "problem")
 
 
@@ -128,10 +129,12 @@ def torch_findings(facts: Facts) -> list[Finding]:
         return [
             problem(
                 f"this PyTorch ({torch['version']}) is built without CUDA: "
-                "it has no GPU memory to allocate",
+                "it has no GPU memory to allocate. The helpers and `replay` work",
                 f"install a CUDA build of PyTorch (pytorch.org lists them), then {rebuild(facts)}",
             )
         ]
+    if (old := too_old(torch["version"])) is not None:
+        return [problem(old, f"install a newer PyTorch for CUDA, then {rebuild(facts)}")]
     if not shim["built"]:
         missing = [sentence.removeprefix("the PyTorch part: ") for sentence in shim["missing"]]
         why = "; ".join(missing) or shim["error"] or "it was built without PyTorch"
@@ -227,6 +230,8 @@ def environment_findings(facts: Facts) -> list[Finding]:
                 "set ESPER_ALLOC=1, or unset it",
             )
         )
+    if environment.get("ESPER_ALLOC") == "0":
+        findings.append(note("ESPER_ALLOC=0 turns enable() and `run` off", "unset ESPER_ALLOC"))
     for choice in ALL:
         value = environment.get(choice.variable, "")
         if value and not choice.accepts(value):

@@ -107,7 +107,7 @@ def trial_text(trial: Facts) -> str:
     if trial.get("error"):
         return str(trial["error"])
     if trial.get("allocated") is None:
-        return "enable() works; there is no GPU to allocate on"
+        return "it loads; there is no GPU to allocate on"
     return "enabled, and 1 MiB on the first GPU kept what was written to it"
 
 

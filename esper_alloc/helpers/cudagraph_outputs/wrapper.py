@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 import threading
 import types
@@ -62,6 +63,12 @@ class CloneCounts:
         bytes: bytes of these copies.
         gradient_clones: copies of gradients that a graph computed.
         gradient_bytes: bytes of these copies.
+
+    Example::
+
+        step = esper_alloc.cudagraph_outputs(compiled)
+        step(x)
+        print(step.counts.clones, step.counts.bytes)
     """
 
     steps: int = 0
@@ -224,6 +231,8 @@ class cudagraph_outputs(Generic[P, R]):
 
     def __exit__(self, *_: object) -> None:
         if _graphs_are_possible():
+            if _thread.depth == 0:
+                raise RuntimeError("a step of cudagraph_outputs() is left, but was not entered")
             _thread.depth -= 1
             if _thread.depth == 0:
                 _steps.leave()
@@ -413,9 +422,15 @@ class _Steps:
         with self._lock:
             self._open -= 1
 
+    def begin_anew(self) -> None:
+        """In a forked child, which has the forking thread alone."""
+        self._lock = threading.Lock()
+        self._open = int(_thread.depth > 0)
+
 
 _thread = _Thread()
 _steps = _Steps()
+os.register_at_fork(after_in_child=_steps.begin_anew)
 
 
 def _mark_step_begin() -> None:

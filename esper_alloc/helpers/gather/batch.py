@@ -82,6 +82,13 @@ class GatherBatch(list[tuple[X, Y]], Generic[X, Y]):
     Gathering was enqueued on each device's current stream. On that stream the batch
     can be read at once. On another stream read it inside :meth:`for_stream`, or after
     ``stream.wait_event(batch.ready_event(env))``.
+
+    Example::
+
+        for batch in batches:
+            for env, stream in enumerate(streams):
+                with batch.for_stream(env, stream) as (inputs, targets):
+                    train_step(inputs, targets)
     """
 
     __slots__ = ("_lease", "_ready", "_workers")
@@ -195,7 +202,7 @@ class GatherBatch(list[tuple[X, Y]], Generic[X, Y]):
 class _StreamScope(Generic[X, Y]):
     """See GatherBatch.for_stream."""
 
-    __slots__ = ("_batch", "_context", "_env", "_stream", "_wanted")
+    __slots__ = ("_batch", "_context", "_entered", "_env", "_stream", "_wanted")
 
     def __init__(
         self, batch: GatherBatch[X, Y], env: int, stream: torch.cuda.Stream | None
@@ -203,6 +210,7 @@ class _StreamScope(Generic[X, Y]):
         self._batch = batch
         self._env = env
         self._wanted = stream
+        self._entered = 0
 
     def __enter__(self) -> tuple[X, Y]:
         batch, env = self._batch, self._env
@@ -215,6 +223,7 @@ class _StreamScope(Generic[X, Y]):
             untyped(self._context).__enter__()
         if batch._lease is not None:
             batch._lease.open += 1
+        self._entered += 1
         return batch[env]
 
     def __exit__(
@@ -223,6 +232,9 @@ class _StreamScope(Generic[X, Y]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._entered:
+            raise RuntimeError("a scope of for_stream() is left, but was not entered")
+        self._entered -= 1
         try:
             self._batch.done(self._stream, self._env)
         finally:

@@ -100,6 +100,11 @@ def clear_gpu_dataset_cache(
 
     Raises:
         ValueError, TypeError: `dataset`, `device` or `augment_mode` is none of these.
+
+    Example::
+
+        del batches
+        esper_alloc.clear_gpu_dataset_cache(dataset="cifar10")
     """
     if dataset is not None:
         cifar.find(dataset)
@@ -170,6 +175,13 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator["torch.Tensor", "torch.Te
         UnavailableError: torchvision, which reads them, is not installed.
         ValueError, TypeError: as for `GatherBatchIterator`, or a file is not what was
             published.
+
+    Example::
+
+        batches = esper_alloc.SharedGPUGatherBatchIterator(
+            batch_size_per_env=2, n_envs=2, env_devices=["cuda:0", "cuda:0"], shuffle=True, seed=1,
+            data_root="./data",
+        )
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from contextlib import suppress
@@ -26,6 +27,15 @@ class Resident:
 
 _residents: weakref.WeakValueDictionary[Any, Resident] = weakref.WeakValueDictionary()
 _residents_lock = threading.Lock()
+
+
+def _begin_anew() -> None:
+    """In a forked child: the thread that held the lock is not there."""
+    global _residents_lock
+    _residents_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def resident(sources: Rows, device: torch.device) -> Resident:

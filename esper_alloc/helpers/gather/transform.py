@@ -53,6 +53,16 @@ class ImageTransform:
 
     Raises:
         ValueError, TypeError: an attribute is out of its range.
+
+    Example::
+
+        augment = esper_alloc.ImageTransform(
+            mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), crop=4, flip=0.5
+        )
+        batches = esper_alloc.GatherBatchIterator(
+            images, labels, batch_size_per_env=4, n_envs=1, env_devices=["cuda"], seed=1,
+            transform=augment,
+        )
     """
 
     dtype: torch.dtype | None = None

@@ -32,6 +32,12 @@ class RunningMeanStd(Normalizer):
 
     Moments are float64 inside and merged by the formulas in `moments`.
     ``eval()`` and :meth:`freeze` keep the statistics as they are in every method.
+
+    Example::
+
+        rms = esper_alloc.RunningMeanStd(shape=(8,))
+        normalized = rms.update_and_normalize(torch.randn(64, 8) * 3 + 7)
+        assert int(rms.count) == 64
     """
 
     def __init__(

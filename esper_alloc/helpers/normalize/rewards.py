@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -37,6 +37,13 @@ class RewardNormalizer(Normalizer):
     scaled. The attributes and the state of a normaliser by itself are Python numbers
     too (which waits for the device) until it took in a tensor; from then on they are
     tensors. Attributes are copies, and all three can be assigned to.
+
+    Example::
+
+        scale = esper_alloc.RewardNormalizer()
+        for reward in (1.0, 3.0, 5.0):
+            scaled = scale.update_and_normalize(reward)
+        assert scaled == 2.5  # 5 / the deviation of the three
     """
 
     _scaling = SAMPLE
@@ -101,13 +108,21 @@ class RewardNormalizer(Normalizer):
         self._update(self._as_tensor(reward), mask, weights)
         self._took_in(reward)
 
+    @overload
+    def update_and_normalize(
+        self, reward: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor: ...
+    @overload
+    def update_and_normalize(
+        self, reward: float, *, mask: Tensor | None = None, weights: Tensor | None = None
+    ) -> float: ...
     def update_and_normalize(
         self,
         reward: Tensor | float,
         *,
         mask: Tensor | None = None,
         weights: Tensor | None = None,
-    ) -> Any:
+    ) -> Tensor | float:
         """Takes rewards in and scales them. A number gives a float, a tensor one."""
         if isinstance(reward, Tensor):
             scaled = self._step(reward, self.clip, mask, weights)
@@ -130,22 +145,34 @@ class RewardNormalizer(Normalizer):
                     True,
                 )
                 if result is not NotImplemented:
-                    return result
-        return self._step(self._as_tensor(reward), self.clip, mask, weights).item()
+                    return float(result)
+        return float(self._step(self._as_tensor(reward), self.clip, mask, weights).item())
 
-    def normalize_only(self, reward: Tensor | float) -> Any:
+    @overload
+    def normalize_only(self, reward: Tensor) -> Tensor: ...
+    @overload
+    def normalize_only(self, reward: float) -> float: ...
+    def normalize_only(self, reward: Tensor | float) -> Tensor | float:
         """Scales rewards by the statistics as they are."""
         result = self._normalize(self._as_tensor(reward), self.clip)
-        return result if isinstance(reward, Tensor) else result.item()
+        return result if isinstance(reward, Tensor) else float(result.item())
 
-    def forward(self, reward: Tensor | float) -> Any:
+    @overload
+    def forward(self, reward: Tensor) -> Tensor: ...
+    @overload
+    def forward(self, reward: float) -> float: ...
+    def forward(self, reward: Tensor | float) -> Tensor | float:
         """:meth:`update_and_normalize` in training mode, :meth:`normalize_only` else."""
         return self.update_and_normalize(reward)
 
-    def denormalize(self, reward: Tensor | float) -> Any:
+    @overload
+    def denormalize(self, reward: Tensor) -> Tensor: ...
+    @overload
+    def denormalize(self, reward: float) -> float: ...
+    def denormalize(self, reward: Tensor | float) -> Tensor | float:
         """Reverses the scaling."""
         result = self._normalize(self._as_tensor(reward), ANY_CLIP, inverse=True)
-        return result if isinstance(reward, Tensor) else result.item()
+        return result if isinstance(reward, Tensor) else float(result.item())
 
     def _write(self, name: str, value: Any) -> None:
         m2 = self._named_state()["m2"]

@@ -30,6 +30,13 @@ class ValueNormalizer(Normalizer):
         count: how many values were seen, int64, ``[]``.
 
     Values may have any shape: each element is a sample.
+
+    Example::
+
+        norm = esper_alloc.ValueNormalizer()
+        norm.update(torch.randn(64) * 100)
+        loss = (predicted - norm.normalize(returns)).square().mean()
+        values = norm.denormalize(predicted)
     """
 
     _scaling = SCALED

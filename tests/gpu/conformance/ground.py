@@ -189,7 +189,7 @@ def type_of_error(function: Callable[[], Any]) -> str | None:
 
 
 def enable(allocator: str) -> None:
-    os.environ["ESPER_ALLOC"] = "0"
+    os.environ["ESPER_ALLOC"] = ""
     if SIMULATED:
         os.environ["ESPER_SIMULATED_ALLOCATOR"] = allocator
         import simulated  # noqa: F401

@@ -733,7 +733,7 @@ def an_iterator_that_is_not_finished() -> None:
 
 
 def main(allocator: str, name: str) -> None:
-    os.environ["ESPER_ALLOC"] = "0"
+    os.environ["ESPER_ALLOC"] = ""
     if SIMULATED:
         os.environ["ESPER_SIMULATED_ALLOCATOR"] = allocator
         import simulated  # noqa: F401

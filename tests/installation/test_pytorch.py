@@ -1,0 +1,53 @@
+"""What a clone says that hides an installed package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import esper_alloc
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    shutil.copytree(
+        Path(esper_alloc.__file__).parent,
+        tmp_path / "clone" / "esper_alloc",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__", "_build.py", "include"),
+    )
+    (tmp_path / "clone" / "setup.py").touch()
+    return tmp_path / "clone"
+
+
+def said_in(folder: Path, site: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", "import esper_alloc; print(esper_alloc.__version__)"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(site), "ESPER_ALLOC": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{esper_alloc.__version__}\n"
+    return done.stderr
+
+
+def test_a_clone_that_hides_an_installed_package_says_so(clone: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    assert said_in(clone, site) == ""  # it hides nothing
+    shutil.copytree(clone / "esper_alloc", site / "esper_alloc")
+    (site / "esper_alloc" / "_build.py").touch()
+    warning, *_ = said_in(clone, site).splitlines()
+    assert (
+        f"RuntimeWarning: the source folder of esper_alloc, {clone}, where nothing was" in warning
+    )
+    assert f"hides the one that is installed in {site}: `cd` elsewhere, or build here" in warning
+    assert said_in(tmp_path, site) == ""
+    (clone / "esper_alloc" / "_build.py").touch()  # who builds in a clone means it
+    assert said_in(clone, site) == ""
