@@ -15,6 +15,7 @@
 #include "../pools/routing.h"
 #include "../requests/drain.h"
 #include "../requests/imports.h"
+#include "../requests/free.h"
 #include "../requests/malloc.h"
 #include "../requests/note_use.h"
 #include "../requests/record_use.h"

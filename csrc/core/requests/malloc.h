@@ -1,4 +1,4 @@
-/* malloc.h: malloc and free. */
+/* malloc.h: malloc. */
 #ifndef ESPER_MALLOC_H
 #define ESPER_MALLOC_H
 
@@ -7,6 +7,5 @@
 /* `try`: what the attempt to take a block from the cache found out. All zero: there was none. */
 esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t try,
                           void **ptr);
-esper_status free_block(core_t *core, void *ptr);
 
 #endif

@@ -13,6 +13,10 @@ size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, 
 /* The same for the memory of the tags for which `tags` is true. */
 size_t release_tagged(device_t *device, const bool tags[TAGS]);
 
+/* A malloc or free passes over this many freed blocks with fences that wait for other streams, so
+ * that its time does not grow with their number. While memory is short there is no limit. */
+enum { PASSED_OVER = 64 };
+
 /* Unmaps the fences of freed memory that owes nothing. In each heap it stops when it has passed
  * over `most` blocks that wait for other streams than their own. Returns the bytes that went. */
 size_t release_fenced(device_t *device, size_t most);
