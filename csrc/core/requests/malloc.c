@@ -37,6 +37,7 @@
 #include "../memory/slack.h"
 #include "../order/capture.h"
 #include "../order/capture_thread.h"
+#include "../order/capturing.h"
 #include "../order/retire.h"
 #include "../pools/pool.h"
 #include "drain.h"
