@@ -11,11 +11,15 @@ static esper_status told(const device_t *device, esper_status status)
 
 esper_status driver_page_create(const device_t *device, size_t size, uint64_t *page)
 {
+  if (device_has_failed(device))
+    return failure_check(device);
   return told(device, call_page_create(device->core, device->index, size, page));
 }
 
 esper_status driver_page_map(const device_t *device, uintptr_t address, size_t size, uint64_t page)
 {
+  if (device_has_failed(device))
+    return failure_check(device);
   return told(device, call_page_map(device->core, device->index, address, size, page, device->peers,
                                     device->peer_count));
 }

@@ -1,5 +1,6 @@
-/* driver_pages.h: pages are created, mapped, unmapped and released. Without the device's lock, and
- * under its growth lock where addresses are concerned. */
+/* driver_pages.h: pages are created, mapped, unmapped and released. A device that has failed is
+ * asked nothing: see failure.h. Without the device's lock, and under its growth lock where addresses
+ * are concerned. */
 #ifndef ESPER_DRIVER_PAGES_H
 #define ESPER_DRIVER_PAGES_H
 
@@ -14,7 +15,7 @@ esper_status driver_page_map(const device_t *device, uintptr_t address, size_t s
 /* Creates a page and maps it. */
 esper_status driver_page_add(device_t *device, uintptr_t address, size_t size, uint64_t *page);
 
-/* These cannot be refused: see failure.h. A device that has failed is not asked. */
+/* These cannot be refused. */
 void driver_page_unmap(device_t *device, uintptr_t address, size_t size);
 void driver_page_release(device_t *device, uint64_t page);
 void driver_range_free(device_t *device, uintptr_t address, size_t size);

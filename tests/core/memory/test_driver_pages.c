@@ -95,9 +95,13 @@ TEST(a_failed_device_is_asked_nothing)
   driver_page_unmap(device, range, PAGE * MIB);
   CHECK(world_has_failed(&w, 0));
   uint64_t before = calls(SIM_CALL_any);
+  uint64_t none;
   driver_page_unmap(device, range, PAGE * MIB);
   driver_page_release(device, page);
   driver_range_free(device, range, PAGE * MIB);
+  CHECK_STATUS(driver_page_create(device, PAGE * MIB, &none), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(driver_page_map(device, range, PAGE * MIB, page), ESPER_DEVICE_ERROR);
+  CHECK(strstr(esper_last_error(), "has failed"));
   CHECK_EQ(calls(SIM_CALL_any), before);
   end();
 }
