@@ -433,7 +433,7 @@ ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr, esper
 /* Lets kernels and copies of `peer` access the pages of `device`, present and future. This cannot
  * be undone. For classic segments cudaDeviceEnablePeerAccess does the same; both may be called, in
  * any order. ESPER_INVALID: there is no such device, or the two are the same. ESPER_UNSUPPORTED:
- * one device cannot reach the other. After any error the peer has no access. */
+ * one device cannot reach the other. After any error the peer may use none of the memory. */
 ESPER_API esper_status esper_add_peer(esper_core *core, int device, int peer);
 
 /* The memory around the live block that contains `ptr`: its segment, or in a mapped segment the

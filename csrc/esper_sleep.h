@@ -84,8 +84,8 @@ typedef struct esper_sleep_result {
  * name. ESPER_CAPTURING, ESPER_NOT_READY: a capture, or work that may wait for other work, is going
  * on. ESPER_HOST_MEMORY: there is no host memory for the contents. After these errors nothing more
  * sleeps than before on any device, and no contents are lost; memory that was free may have gone
- * back. ESPER_DEVICE_ERROR: a driver did not copy, or took memory not back. That device has failed:
- * its memory does not wake. */
+ * back. ESPER_DEVICE_ERROR: a driver did not copy memory, or did not take it back. That device has
+ * failed, and its memory does not wake. */
 ESPER_API esper_status esper_sleep(esper_core *core, int device, const char *const *tags,
                                    size_t count, esper_keep keep, esper_sleep_result *result);
 

@@ -650,24 +650,17 @@ def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ESPER_")}
     environment["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_alloc", "run", str(script)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        timeout=3000,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "parent True\nchild True\n", done.stderr
-    environment["CUDA_VISIBLE_DEVICES"] = "-1"
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_alloc", "run", str(script)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        timeout=3000,
-    )
-    assert done.stdout == "parent False\nchild False\n", done.stderr
+    for devices, enabled in ((None, True), ("-1", False)):
+        if devices:
+            environment["CUDA_VISIBLE_DEVICES"] = devices
+        done = subprocess.run(
+            [sys.executable, "-m", "esper_alloc", "run", str(script)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment,
+            timeout=3000,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"parent {enabled}\nchild {enabled}\n", done.stderr
     assert done.stderr.count("\n") == 1 and "hides every GPU" in done.stderr

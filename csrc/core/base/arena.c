@@ -72,8 +72,8 @@ static void free_fresh(arena_t *arena)
 
 static bool arena_grow(arena_t *arena)
 {
-  size_t size = round_up(arena->bytes / SLAB_SHARE, FIRST_SLAB);
-  size = size < FIRST_SLAB ? FIRST_SLAB : size > LARGEST_SLAB ? LARGEST_SLAB : size;
+  size_t size = round_up(arena->bytes / SLAB_SHARE + 1, FIRST_SLAB);
+  size = size > LARGEST_SLAB ? LARGEST_SLAB : size;
   arena_slab_t *slab = aligned_alloc(LINE, size);
   if (!slab)
     return false;

@@ -13,8 +13,9 @@ void failure_note(device_t *device, esper_status status)
   lock(&device->lock);
   if (!device_has_failed(device)) {
     snprintf(device->failure, sizeof device->failure,
-             "device %d has failed: its driver did not take memory back (%s). Nothing is allocated "
-             "on it any more: end the process, and look for the first error of a kernel",
+             "device %d has failed: the driver refused a step that cannot be undone (%s). Nothing "
+             "is allocated on it any more: end the process, and look for the first error of a "
+             "kernel",
              device->index, esper_last_error());
     atomic_store(&device->failed, true);
     caches_close(device);

@@ -8,7 +8,7 @@
 /* Stores a block of at least `size` bytes, claimed by the caller, which owes the heap's stream
  * nothing. `alone`: uses new pages only, even where free ones could be lent. ESPER_OUT_OF_MEMORY:
  * the driver has no more, or the memory fraction allows no more. ESPER_REJECTED: see
- * segment_reserve. Without the lock. */
+ * segment_check_limits. Under the growth lock, unless the pool has an allocator of its own. */
 esper_status grow(heap_t *heap, size_t size, bool large, bool alone, block_t **block);
 
 /* How much the device may have to provide for that. */

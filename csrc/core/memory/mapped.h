@@ -25,7 +25,7 @@ size_t mapped_granule(device_t *device);
 esper_status mapped_reserve(heap_t *heap, bool large, size_t size);
 
 /* Gives the addresses of an empty segment back to the driver, if `pool` (NULL: any pool) has one.
- * False: there is none. Without the lock. */
+ * False: there is none. Under the growth lock. */
 bool mapped_discard_empty(device_t *device, const pool_t *pool);
 
 /* Cuts [begin, end) out of a hole, at its beginning or end, for the caller to fill. NULL: no host
@@ -54,10 +54,10 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size);
 block_t *mapped_split(block_t *block, size_t size);
 
 /* Unmaps the pages of a claimed block that owes nothing and gives them back to the driver. The
- * block becomes a hole. Without the lock. */
+ * block becomes a hole. Under the growth lock. */
 void mapped_unmap(device_t *device, block_t *block);
 
-/* Gives one page back to the driver. Without the lock; no other thread may know the page. */
+/* Gives one page back to the driver. Under the growth lock; no other thread may know the page. */
 void mapped_give_back(const segment_t *s, const page_t *page);
 
 /* Gives all its memory back when the core is destroyed. */

@@ -19,7 +19,7 @@ bool segment_may_come(const device_t *device, size_t size);
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block);
 
 /* Gives a classic segment back to the driver. Its one block is claimed, and all that it owes has
- * completed. Without the lock. */
+ * completed. Under the growth lock, unless the pool has an allocator of its own. */
 void segment_release(device_t *device, block_t *block);
 
 /* For fence.c, under the lock. Makes a segment without memory and its one block; nothing can fail

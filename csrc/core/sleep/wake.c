@@ -24,11 +24,10 @@ typedef struct waking {
   device_t *device;
   const bool *tags;
   presented_t copier;
-  void *spares;    /* blocks for the splits at the end, linked by their first word */
-  size_t bytes;    /* of the pages that come back */
-  size_t reserved; /* of those that are absent yet; they count as being obtained */
-  bool enqueued;   /* copies are under way */
-  bool released;   /* unused memory was given back already, to make room */
+  void *spares;  /* blocks for the splits at the end, linked by their first word */
+  size_t bytes;  /* of the pages that come back */
+  bool enqueued; /* copies are under way */
+  bool released; /* unused memory was given back already, to make room */
 } waking_t;
 
 static sleeper_t *chosen_from(const waking_t *w, sleeper_t *s)
