@@ -1,6 +1,6 @@
 /* driver_pages.h: pages are created, mapped, unmapped and released. A device that has failed is
- * asked nothing: see failure.h. Without the device's lock, and under its growth lock where addresses
- * are concerned. */
+ * asked nothing: see failure.h. Without the device's lock, and under its growth lock where
+ * addresses are concerned. */
 #ifndef ESPER_DRIVER_PAGES_H
 #define ESPER_DRIVER_PAGES_H
 
