@@ -218,8 +218,8 @@ def enable(
         segments: where memory comes from. ``"mapped"``: pages at reserved addresses.
             ``"classic"``: one allocation of the driver for each segment. ``"auto"``: mapped
             where the driver supports it, else classic.
-        required: raise in place of the warning where there is no CUDA. ``ESPER_ALLOC=0`` counts
-            more.
+        required: raise in place of the warning where there is no CUDA. ``ESPER_ALLOC=0`` still
+            turns everything off.
 
     If the installed parts were not built for this torch, :func:`pluggable_allocator` serves
     it, and a warning says so.

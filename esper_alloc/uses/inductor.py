@@ -3,16 +3,16 @@
 A mark in compiled code lasts until the free, so where it stands among the reads
 does not matter: it only has to be on the memory that is read, and nothing else
 may get that memory before the free. Inductor computes values anew for each
-reader, copies what has the wrong strides, and lets one buffer take over the
+reader, copies those with the wrong strides, and lets one buffer take over the
 memory of another. So
 
-- what is marked is computed into one buffer before its first reader
-  (`in_memory`, which is put right behind it), and no other buffer gets that
-  memory: the allocator does, which knows of the mark;
+- a marked value is computed into one buffer before its first reader
+  (`in_memory`, which is put right behind it), and its memory goes to no other
+  buffer, but to the allocator, which knows of the mark;
 - no operation is made one that writes into it.
 
-The ends of a scope (`order`) must stay between what was computed before and
-what comes behind. They become the overload that declares to write all that was
+The ends of a scope (`order`) must stay between the operations before and behind
+them. They become the overload that declares to write every value that was
 computed before and is read behind.
 """
 
@@ -37,8 +37,8 @@ RULES = 3
 
 
 def tag_compiled_code(config: Any) -> None:
-    """For ``torch.compiler.config``: what Inductor compiled by other rules than these, and keeps
-    on the disk, is not taken."""
+    """For ``torch.compiler.config``: code that Inductor compiled by other rules than these, and
+    keeps on the disk, is not taken."""
     rules = f"esper_alloc {RULES}"
     if rules not in config.cache_key_tag:
         config.cache_key_tag = f"{config.cache_key_tag} {rules}".strip()
@@ -71,8 +71,8 @@ def _rewrite_each(overload: Any, rewrite: Callable[[Any], None], patterns: Any) 
 
 
 def _mark_again(mark: Any) -> None:
-    """Names what forward marks to backward. Of what has no result, only what is behind backward's
-    first operation is certain to become part of it."""
+    """Tells backward which values forward marks. An operation without a result is certain to become
+    part of backward only behind backward's first operation."""
     graph = mark.graph
     last = graph.output_node()
     tags = [node.meta.get("partitioner_tag") for node in (mark, *last.all_input_nodes)]
