@@ -1,4 +1,6 @@
 /* Rule 11: sleep. */
+#include <time.h>
+
 #include "esper_sleep.h"
 #include "episode.h"
 
@@ -8,16 +10,23 @@ static void sleep_and_wake(void)
   CHECK_OK(esper_wake(p.core, -1, NULL, 0, NULL));
 }
 
-/* S writes x late, and nobody has marked that. */
+static void rest(long milliseconds)
+{
+  nanosleep(&(struct timespec){0, milliseconds * 1000000}, NULL);
+}
+
+/* S writes x while it would be asleep, and nobody has marked that. */
 TEST(rule_11a_pages_go_to_sleep_when_all_work_has_completed)
 {
   begin_mapped(256 * MIB);
   block x = take_written(X, R);
   machine_wait(handle(S), handle(R));
-  machine_delay(handle(S), 40 * LATE); /* longer than it takes to sleep and wake */
+  machine_delay(handle(S), 8 * LATE);
   x.writer = S;
   write_block(&x);
-  sleep_and_wake();
+  CHECK_OK(esper_sleep(p.core, -1, NULL, 0, ESPER_KEEP_HOST, NULL));
+  rest(100); /* so that S has written before memory wakes */
+  CHECK_OK(esper_wake(p.core, -1, NULL, 0, NULL));
   END(&x);
 }
 

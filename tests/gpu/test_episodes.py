@@ -26,6 +26,7 @@ NOT_SHOWN = {
     "capture: what is given back too early cannot be handed out early",
     "MARK_FROM_ANY_DEVICE": "needs a second device",
     "BODY_KEEPS_APART": "needs the body of a conditional node",
+    "ENDED_OWES_NOTHING": "needs a driver that gives a handle to another stream at once",
     "UNMAP_AFTER_COPY": "the copy may be over before the pages are unmapped",
     "WAKE_BEFORE_USE": "the copy may be over before the first read",
 }

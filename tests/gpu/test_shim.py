@@ -19,7 +19,7 @@ import contextlib, ctypes, gc, os, sys, threading, warnings
 import torch
 import esper_alloc
 sys.path.insert(0, {str(PROGRAMS)!r})
-from device import held_up
+from device import calibrate, held_up, other_streams
 esper_alloc.enable()
 
 MiB = 1 << 20
@@ -33,6 +33,11 @@ def bytes_of(mebibytes):
 def cycles(seconds):
     # For torch.cuda._sleep: enough for any GPU clock up to 2 GHz.
     return int(seconds * 2e9)
+
+def stream_beside():
+    # Streams may share a hardware queue, where one waits for the other.
+    calibrate()
+    return other_streams(1)[0]
 """
 
 
