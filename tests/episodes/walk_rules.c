@@ -1,6 +1,7 @@
 /* Turns off one rule after the other and prints which episodes of its number fail. The walk fails
  * if there is a rule without which none does. The core is built with the switches of its rules. */
 #include <stdbool.h>
+#include <time.h>
 
 #include "core/base/rules.h"
 #include "check.h"
@@ -24,6 +25,7 @@ static bool is_caught(int rule)
 {
   char prefix[16];
   bool caught = false;
+  time_t began = time(NULL);
   snprintf(prefix, sizeof prefix, "rule_%s_", RULES[rule].number);
   printf("rule %s, %s: ", RULES[rule].number, RULES[rule].name);
   esper_rules_off = 1ul << rule;
@@ -34,7 +36,7 @@ static bool is_caught(int rule)
         caught = true;
       }
   esper_rules_off = 0;
-  printf("%s\n", caught ? "" : "NOT CAUGHT");
+  printf("%s (%d s)\n", caught ? "" : "NOT CAUGHT", (int)(time(NULL) - began));
   return caught;
 }
 
