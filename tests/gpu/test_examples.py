@@ -50,7 +50,8 @@ def test_one_line_does_what_the_recipe_does() -> None:
     assert "WRONG" not in printed
     by_hand = number(r"by_hand +(\d+) MiB.* equal", printed)
     by_record_use = number(r"by_record_use +(\d+) MiB.* equal", printed)
-    assert 0 < by_record_use <= by_hand <= 3 * 64
+    assert by_hand <= 3 * 64
+    assert 0 < by_record_use <= by_hand + 128  # the allowance
 
 
 def test_the_extension_protects_what_it_reads(tmp_path: Path) -> None:

@@ -519,7 +519,7 @@ def test_documented_examples_run() -> None:
     blocks = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "docs" / "normalize.md").read_text(), re.M | re.S
     )
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "docs/normalize.md", "exec"), names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -125,6 +126,22 @@ class HeldBack:
             "later_lost": figures["held_back_seconds"] - before,
             "later_seconds": self.elapsed() - when,
         }
+
+
+@functools.cache
+def device_total() -> int:
+    return int(torch.cuda.mem_get_info()[1])
+
+
+@contextlib.contextmanager
+def no_new_memory() -> Iterator[None]:
+    """Meanwhile there is no new memory for more than 2 MiB."""
+    limit = torch.cuda.memory_reserved() + (2 << 20)
+    torch.cuda.set_per_process_memory_fraction(limit / device_total())
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def other_streams(count: int, beside: torch.cuda.Stream | None = None) -> list[torch.cuda.Stream]:

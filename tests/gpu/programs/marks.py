@@ -11,17 +11,17 @@ shows that the scenario does corrupt. The rules themselves are in tests/episodes
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import driver_calls as driver
 import torch
 from device import (
     OURS,
+    device_total,
+    no_new_memory,
     other_streams,
     overlaps,
     report,
@@ -66,22 +66,6 @@ def read_late(
     sleep(stream, delay_ms)
     with torch.cuda.stream(stream):
         out.copy_(x)
-
-
-@functools.cache
-def total() -> int:
-    return int(torch.cuda.mem_get_info()[1])
-
-
-@contextlib.contextmanager
-def no_new_memory() -> Iterator[None]:
-    """Too little for what scenarios ask for."""
-    limit = torch.cuda.memory_reserved() + 2 * MIB
-    torch.cuda.set_per_process_memory_fraction(limit / total())
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def press(address: int, value: int) -> bool:
@@ -331,7 +315,7 @@ def cupy_captures() -> Try:
 def main(name: str, tries: int = 20) -> None:
     use_allocator(OURS)
     warm_up()
-    total()
+    device_total()
     with torch.no_grad():
         attempt = SCENARIOS[name]()
         torch.cuda.synchronize()

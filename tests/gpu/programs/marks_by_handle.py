@@ -4,8 +4,8 @@ Usage: marks_by_handle.py TRIES
 
 Each mark is made by a thread that has no CUDA context, on a stream of PyTorch's
 and on one of our own that nobody has presented before. A delayed reader adds up
-a block, the block is marked and dropped, and the next one of its size, which
-should have its memory, is overwritten.
+a block, the block is marked and dropped, and the next one of its size, for which
+there is no other memory, is overwritten.
 
 Prints how many of the blocks got that memory (`reused`), how many readers saw
 wrong data (`wrong`), marks that were refused (`refused`), and how many threads
@@ -21,7 +21,7 @@ import threading
 
 import driver_calls as driver
 import torch
-from device import OURS, other_streams, report, sleep, use_allocator
+from device import OURS, no_new_memory, other_streams, report, sleep, use_allocator
 
 import esper_alloc
 
@@ -69,7 +69,8 @@ def main() -> None:
             # An address within the block stands for it, too.
             marker.mark(address + 4096 * (attempt % 2), stream.cuda_stream)
             del x
-            y = torch.empty((ELEMENTS,), dtype=torch.int32, device="cuda")
+            with no_new_memory():
+                y = torch.empty((ELEMENTS,), dtype=torch.int32, device="cuda")
             same = y.data_ptr() == address
             y.fill_(9)
             torch.cuda.synchronize()

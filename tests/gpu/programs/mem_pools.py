@@ -547,11 +547,8 @@ def registered_with_nccl() -> dict[str, Any]:
 @scenario
 def addresses() -> dict[str, Any]:
     """The places of a random program's tensors in a MemPool. What differs from run to
-    run are the delays: of the host, and of streams that read marked tensors."""
-    import esper_alloc
-
+    run are the delays of the host and of the stream."""
     program, delays = random.Random(7), random.SystemRandom()
-    sides = other_streams(2)
     pool = torch.cuda.MemPool()
     live: list[torch.Tensor] = []
     bases: list[int] = []
@@ -559,14 +556,8 @@ def addresses() -> dict[str, Any]:
     with torch.no_grad(), torch.cuda.use_mem_pool(pool):
         for _ in range(400):
             if live and program.random() < 0.5:
-                x = live.pop(program.randrange(len(live)))
-                if program.random() < 0.6:
-                    side = program.choice(sides)
-                    side.wait_stream(torch.cuda.current_stream())
-                    with torch.cuda.stream(side):
-                        torch.cuda._sleep(delays.randrange(1, 300_000))
-                    esper_alloc.record_use(x, side)
-                del x
+                torch.cuda._sleep(delays.randrange(1, 300_000))
+                del live[program.randrange(len(live))]
             else:
                 x = memory(program.choice((0.01, 0.3, 1, 2, 3, 5, 12, 30)))
                 known = [i for i, base in enumerate(bases) if 0 <= x.data_ptr() - base < 64 * MiB]
