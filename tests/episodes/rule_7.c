@@ -71,7 +71,9 @@ TEST(rule_7b_inside_a_capture_work_outside_is_not_waited_for)
   mark(&x, S, 0);
   void *at = give(&x);
   capture_begin(R);
+  limit_waits(0);
   x = take(X, R);
+  limit_waits(-1);
   CHECK(!x.at); /* short of memory, too */
   capture_end(R);
   machine_let_go(handle(O));
