@@ -61,6 +61,7 @@ def main() -> None:
     for attempt in range(1 + int(sys.argv[1])):  # the first one loads the kernels
         for stream in (side, own.torch):
             x = torch.full((ELEMENTS,), 7, dtype=torch.int32, device="cuda")
+            other = torch.empty_like(x)  # no memory is free
             torch.cuda.synchronize()
             sleep(stream, 20)
             with torch.cuda.stream(stream):
@@ -78,7 +79,7 @@ def main() -> None:
                 tries += 1
                 reused += same
                 wrong += int(total) != 7 * ELEMENTS
-            del y
+            del y, other
     if torch.cuda.device_count() > 1:
         far = torch.cuda.Stream(1)
         x = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda:0")
