@@ -113,7 +113,7 @@ def core_extension(headers_version: str | None) -> Extension:
         macros.append(("ESPER_BUILD_SANITIZE", f'"{SANITIZE}"'))
     if headers_version:
         macros.append(("ESPER_BUILD_CUDA_HEADERS", f'"{headers_version}"'))
-    folders = ("", "audit/", "core/*/", "device/", "device/*/", "python/", "replay/")
+    folders = ("", "audit/", "core/*/", "sleep/", "device/", "device/*/", "python/", "replay/")
     return Extension(
         "esper_alloc._core",
         sources(*(f"{folder}*.c" for folder in folders)),

@@ -101,6 +101,7 @@ def build(folder: Path) -> Path:
     """Compiles growth.c with the core and the simulated device."""
     program = folder / "growth"
     sources = [SOURCE, *sorted((ROOT / "csrc" / "core").glob("*/*.c"))]
+    sources += sorted((ROOT / "csrc" / "sleep").glob("*.c"))
     sources += sorted((ROOT / "csrc" / "device" / "sim").glob("*.c"))
     command = [*compiler(), "-std=gnu11", "-O2", "-pthread", "-o", str(program), *map(str, sources)]
     done = subprocess.run(command, capture_output=True, text=True)

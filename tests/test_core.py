@@ -197,6 +197,7 @@ def test_a_public_header_includes_neither_cuda_nor_torch(header: str, ours: set[
 
 def test_every_file_of_the_core_has_a_test_of_its_name() -> None:
     sources = {path.relative_to(CSRC / "core") for path in CSRC.glob("core/*/*.c")}
+    sources |= {path.relative_to(CSRC) for path in CSRC.glob("sleep/*.c")}
     tested = {
         path.parent.relative_to(HERE) / f"{path.stem.removeprefix('test_')}.c"
         for path in HERE.glob("*/test_*.c")

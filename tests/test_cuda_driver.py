@@ -46,6 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *sorted((ROOT / "csrc" / "device" / "cuda").glob("*.c")),
         ROOT / "csrc" / "esper_alloc.c",
         *sorted((ROOT / "csrc" / "core").glob("*/*.c")),
+        *sorted((ROOT / "csrc" / "sleep").glob("*.c")),
     ]
     compile_c(folder / "test_cuda", sources)
     return folder

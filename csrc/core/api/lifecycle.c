@@ -21,7 +21,6 @@
 #include "../pools/source.h"
 #include "../requests/drain.h"
 #include "../requests/imports.h"
-#include "../sleep/sleeper.h"
 #include "../stats/pool_stats.h"
 
 /* ---- devices ----------------------------------------------------------- */
@@ -52,7 +51,8 @@ static void device_destroy(device_t *device)
   core_t *core = device->core;
   caches_close(device);
   shared_forget(device, true);
-  sleepers_trim(device, true);
+  if (device->forget_sleeping)
+    device->forget_sleeping(device);
   if (device->copier)
     call_stream_destroy(core, device->index, device->copier->handle);
   imports_destroy(device);

@@ -1,11 +1,46 @@
 #include "asleep.h"
 
+#include <stdlib.h>
+
 #include "../blocks/block.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 #include "../pools/pool.h"
 #include "../stats/stats.h"
+#include "failure.h"
 #include "mapped.h"
+
+/* ---- the list of what sleeps --------------------------------------------- */
+
+static bool enlarge(void **array, size_t *capacity, size_t needed, size_t element)
+{
+  if (needed <= *capacity)
+    return true;
+  void *larger = realloc(*array, needed * element);
+  if (!larger)
+    return false;
+  *array = larger;
+  *capacity = needed;
+  return true;
+}
+
+bool sleeping_reserve(sleeping_t *s, size_t pages, size_t parcels)
+{
+  void *page_array = s->pages, *parcel_array = s->parcels;
+  bool done = enlarge(&page_array, &s->page_capacity, s->page_count + pages, sizeof *s->pages);
+  s->pages = page_array;
+  done = done &&
+         enlarge(&parcel_array, &s->parcel_capacity, s->parcel_count + parcels, sizeof *s->parcels);
+  s->parcels = parcel_array;
+  return done;
+}
+
+void sleeping_clear(sleeping_t *s)
+{
+  s->page_count = s->parcel_count = s->kept = 0;
+}
+
+/* ---- the books ----------------------------------------------------------- */
 
 static void set_asleep(segment_t *s, size_t bytes)
 {
@@ -30,7 +65,7 @@ static void count_absent(segment_t *s, size_t gone, size_t came)
     counters->bytes_asleep_peak = counters->bytes_asleep;
 }
 
-void absent_set(segment_t *s, page_t page, bool absent)
+static void absent_set(segment_t *s, page_t page, bool absent)
 {
   size_t size = page_size(s, &page);
   esper_stats *stats = &s->device->stats;
@@ -41,6 +76,25 @@ void absent_set(segment_t *s, page_t page, bool absent)
     stats_pages_slept(stats, s->heap->pool->stats, s->large, size);
   else
     stats_pages_woke(stats, s->heap->pool->stats, s->large, size);
+}
+
+void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent)
+{
+  device_t *device = page->segment->device;
+  lock(&device->lock);
+  page_t entry = *sleeping_page_entry(page);
+  entry.handle = handle;
+  absent_set(page->segment, entry, absent);
+  if (absent)
+    device->refused = 0;
+  unlock(&device->lock);
+}
+
+void sleeping_page_wakes(const sleeping_page_t *page)
+{
+  page_t entry = *sleeping_page_entry(page);
+  entry.empty = false;
+  asleep_set(page->segment, entry, false);
 }
 
 /* Finds the first absent pages that adjoin in [begin, end). Returns their bytes. */
@@ -104,4 +158,58 @@ void asleep_free_blocks_wake(segment_t *s, bool all)
     if (b->state == BLOCK_ASLEEP && (all || !pages_sleep_under(b)))
       asleep_free_wakes(b);
   }
+}
+
+/* ---- the calls of a sleep ------------------------------------------------ */
+
+void asleep_refuse(device_t *device, const bool tags[TAGS], bool before[TAGS])
+{
+  lock(&device->lock);
+  caches_close(device);
+  for (int i = 0; i < TAGS; i++) {
+    before[i] = device->asleep[i];
+    device->asleep[i] |= tags[i];
+    if (tags[i] && !before[i])
+      atomic_fetch_add(&device->core->asleep, 1);
+  }
+  unlock(&device->lock);
+}
+
+void asleep_allow(device_t *device, const bool tags[TAGS], const bool before[TAGS])
+{
+  lock(&device->lock);
+  for (int i = 0; i < TAGS; i++)
+    if (tags[i] && !before[i]) {
+      device->asleep[i] = false;
+      atomic_fetch_sub(&device->core->asleep, 1);
+    }
+  unlock(&device->lock);
+}
+
+size_t asleep_unmap(device_t *device, const sleeping_page_t *pages, size_t count)
+{
+  size_t bytes = 0;
+  lock(&device->growth_lock); /* not while copies are waited for: others may grow */
+  for (size_t i = 0; i < count && !device_has_failed(device); i++) {
+    mapped_give_back(pages[i].segment, sleeping_page_entry(&pages[i]));
+    bytes += sleeping_page_size(&pages[i]);
+    sleeping_page_set(&pages[i], 0, true);
+  }
+  unlock(&device->growth_lock);
+  return bytes;
+}
+
+void asleep_stay_awake(device_t *device, sleeping_t *sleeping)
+{
+  lock(&device->growth_lock); /* not while another thread names pages */
+  lock(&device->lock);
+  caches_close(device);
+  for (size_t i = 0; i < sleeping->page_count; i++)
+    sleeping_page_wakes(&sleeping->pages[i]);
+  for (segment_t *s = device->first_segment; s; s = s->next)
+    if (s->pages && s->heap->tag == sleeping->tag)
+      asleep_free_blocks_wake(s, false);
+  unlock(&device->lock);
+  unlock(&device->growth_lock);
+  sleeping_clear(sleeping);
 }

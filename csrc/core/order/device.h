@@ -33,10 +33,11 @@ struct device {
 
   credit_t credit;
 
-  mutex_t sleep_lock;       /* one thread puts memory to sleep or wakes it at a time */
-  mutex_t sending_lock;     /* held while pages go to sleep one after the other */
-  struct sleeper *sleepers; /* what it has put to sleep; guarded by it */
-  stream_t *copier;         /* the core's own stream for copies; guarded by it */
+  mutex_t sleep_lock;        /* one thread puts memory to sleep or wakes it at a time */
+  mutex_t sending_lock;      /* held while pages go to sleep one after the other */
+  struct sleeping *sleeping; /* what it has put to sleep; guarded by it */
+  void (*forget_sleeping)(struct device *); /* frees that list; NULL: nothing ever slept */
+  stream_t *copier;                         /* the core's own stream for copies; guarded by it */
 
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
   mutex_t growth_lock;               /* memory comes, moves and goes in one thread at a time: this

@@ -5,7 +5,7 @@
 
 #include "core/memory/page_table.h"
 #include "core/order/device.h"
-#include "core/sleep/sleeper.h"
+#include "sleep/sleeper.h"
 #include "esper_sleep.h"
 #include "memory/pages_world.h"
 

@@ -1,5 +1,5 @@
 /* Pinned host memory: exactly what is needed, and no more is pinned anew than must be. */
-#include "core/sleep/pinned_memory.h"
+#include "sleep/pinned_memory.h"
 
 #include "sleep_world.h"
 

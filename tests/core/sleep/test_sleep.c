@@ -1,6 +1,5 @@
 /* Putting memory to sleep: what goes, what is waited for, and that nothing is lost whatever the
  * driver refuses. */
-#include "core/sleep/sleep.h"
 
 #include "sleep_world.h"
 

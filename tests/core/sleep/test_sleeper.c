@@ -7,19 +7,19 @@ TEST(a_sleeper_is_reused_once_it_is_empty)
   get(4, r);
   device_t *device = &w.core->devices[0];
   lock(&device->sleep_lock);
-  sleeper_t *first = sleeper_of(device, 3);
+  sleeping_t *first = sleeper_of(device, 3);
   CHECK(first && first == sleeper_of(device, 3));
-  sleeper_t *other = sleeper_of(device, 4);
+  sleeping_t *other = sleeper_of(device, 4);
   CHECK(other && other != first);
-  CHECK(sleeper_reserve(first, 1, 2) && first->page_capacity >= 1 && first->parcel_capacity >= 2);
+  CHECK(sleeping_reserve(first, 1, 2) && first->page_capacity >= 1 && first->parcel_capacity >= 2);
   first->page_count = 1;
   first->pages[0] = (sleeping_page_t){.parcels = 0};
-  sleeper_t *second = sleeper_of(device, 3);
+  sleeping_t *second = sleeper_of(device, 3);
   CHECK(second && second != first);
-  sleeper_clear(first);
+  sleeping_clear(first);
   CHECK_EQ(first->page_count, 0);
   sleepers_trim(device, false);
-  CHECK(!device->sleepers);
+  CHECK(!device->sleeping);
   unlock(&device->sleep_lock);
   end();
 }

@@ -2,9 +2,9 @@
 
 #include <stdlib.h>
 
-#include "../base/call.h"
-#include "../base/error.h"
-#include "../memory/failure.h"
+#include "../core/base/call.h"
+#include "../core/base/error.h"
+#include "../core/memory/failure.h"
 
 /* Large enough that copies run at full speed, small enough that little has to be pinned anew when
  * the size changes a little. */

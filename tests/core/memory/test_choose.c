@@ -1,10 +1,10 @@
 /* Which memory can go to sleep, which stays and why, and what of it is kept. */
-#include "core/sleep/choose.h"
+#include "core/memory/choose.h"
 
 #include <pthread.h>
 #include <unistd.h>
 
-#include "sleep_world.h"
+#include "sleep/sleep_world.h"
 
 TEST(only_live_bytes_are_kept)
 {
@@ -140,7 +140,8 @@ TEST(a_list_of_pages_needs_host_memory)
   bool tags[TAGS] = {false};
   tags[tag_find("weights")] = true;
   device_t *device = &w.core->devices[0];
-  choice_t choice = {.device = device, .tags = tags, .keeps = true, .result = &result};
+  choice_t choice = {
+      .device = device, .tags = tags, .keeps = true, .list = sleeper_of, .result = &result};
   lock(&device->sleep_lock);
   check_limit_malloc(0);
   CHECK_STATUS(choose_pages(&choice), ESPER_HOST_MEMORY);

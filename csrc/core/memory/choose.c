@@ -3,13 +3,11 @@
 #include "../base/error.h"
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
-#include "../memory/asleep.h"
-#include "../memory/peers.h"
 
 /* Inside this file: why a page stays. */
 enum { GOES = -1, SLEEPS_ALREADY = -2 };
 
-/* Pages and parcels for which the sleepers' arrays are not large enough yet. */
+/* Pages and parcels for which the lists are not large enough yet. */
 typedef struct missing {
   size_t pages[TAGS], parcels[TAGS];
   bool any;
@@ -80,16 +78,16 @@ static size_t find_parcels(const choice_t *c, uintptr_t begin, uintptr_t end, co
 
 static void put_to_sleep(const choice_t *c, segment_t *s, page_t page, block_t *block)
 {
-  sleeper_t *sleeper = c->of[s->heap->tag];
+  sleeping_t *list = c->of[s->heap->tag];
   uintptr_t begin = page_address(s, &page), end = begin + page_size(s, &page);
-  parcel_t *parcels = &sleeper->parcels[sleeper->parcel_count];
+  parcel_t *parcels = &list->parcels[list->parcel_count];
   size_t count = find_parcels(c, begin, end, block, parcels);
   for (size_t i = 0; i < count; i++) {
-    parcels[i].offset = sleeper->kept;
-    sleeper->kept += parcels[i].size;
+    parcels[i].offset = list->kept;
+    list->kept += parcels[i].size;
   }
-  sleeper->parcel_count += count;
-  sleeper->pages[sleeper->page_count++] =
+  list->parcel_count += count;
+  list->pages[list->page_count++] =
       (sleeping_page_t){.segment = s, .first = page.first, .parcels = count};
   page.empty = !c->keeps;
   asleep_set(s, page, true);
@@ -105,7 +103,7 @@ static void look_at_page(const choice_t *c, segment_t *s, const page_t *page, bl
                          missing_t *missing)
 {
   tag_t tag = s->heap->tag;
-  const sleeper_t *sleeper = c->of[tag];
+  const sleeping_t *list = c->of[tag];
   uintptr_t begin = page_address(s, page), end = begin + page_size(s, page);
   int reason = reason_of(s, page, block);
   if (reason >= 0)
@@ -114,8 +112,8 @@ static void look_at_page(const choice_t *c, segment_t *s, const page_t *page, bl
     return;
   missing->pages[tag]++;
   missing->parcels[tag] += find_parcels(c, begin, end, block, NULL);
-  bool fits = sleeper && missing->pages[tag] <= sleeper->page_capacity - sleeper->page_count &&
-              missing->parcels[tag] <= sleeper->parcel_capacity - sleeper->parcel_count;
+  bool fits = list && missing->pages[tag] <= list->page_capacity - list->page_count &&
+              missing->parcels[tag] <= list->parcel_capacity - list->parcel_count;
   if (!fits) {
     missing->any = true;
     return;
@@ -162,9 +160,9 @@ static bool reserve_missing(choice_t *c, const missing_t *missing)
   for (unsigned tag = 0; tag < TAGS; tag++) {
     if (!missing->pages[tag])
       continue;
-    if (!c->of[tag] && !(c->of[tag] = sleeper_of(c->device, (tag_t)tag)))
+    if (!c->of[tag] && !(c->of[tag] = c->list(c->device, (tag_t)tag)))
       return false;
-    if (!sleeper_reserve(c->of[tag], missing->pages[tag], missing->parcels[tag]))
+    if (!sleeping_reserve(c->of[tag], missing->pages[tag], missing->parcels[tag]))
       return false;
   }
   return true;

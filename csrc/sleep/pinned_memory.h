@@ -4,9 +4,7 @@
 #ifndef ESPER_PINNED_MEMORY_H
 #define ESPER_PINNED_MEMORY_H
 
-#include <stdatomic.h>
-
-#include "../order/device.h"
+#include "../core/order/device.h"
 
 typedef struct pinned_chunk {
   char *memory;
@@ -16,7 +14,7 @@ typedef struct pinned_chunk {
 typedef struct pinned_memory {
   pinned_chunk_t *chunks;
   size_t count, capacity;
-  atomic_size_t bytes; /* of all chunks; statistics read it meanwhile */
+  size_t bytes; /* of all chunks */
 } pinned_memory_t;
 
 /* Makes it `bytes` large. Chunks that fit in stay. ESPER_HOST_MEMORY: there is not enough; no new

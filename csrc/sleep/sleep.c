@@ -1,20 +1,24 @@
-#include "sleep.h"
+/* sleep.c: putting the memory of tags to sleep.
+ *
+ * The order of a sleep: no more memory is handed out under the tags; the host waits, by an event,
+ * for everything that was enqueued on every device; free pages go back to the driver; the other
+ * pages are chosen and marked as asleep; host memory is obtained; then, batch by batch, what is
+ * kept is copied to the host and the pages are unmapped, so that copies and driver calls overlap.
+ * All devices have come as far as the copies before one of them begins with these. Until then an
+ * error undoes everything. A device that then refuses a copy or keeps a page has failed. */
 
 #include <stdlib.h>
 
-#include "../base/call.h"
-#include "../base/error.h"
-#include "../blocks/free_blocks.h"
-#include "../memory/asleep.h"
-#include "../memory/failure.h"
-#include "../memory/mapped.h"
-#include "../memory/page_table.h"
-#include "../memory/peers.h"
-#include "../order/capturing.h"
-#include "../order/record.h"
-#include "../requests/drain.h"
-#include "../requests/release.h"
-#include "choose.h"
+#include "../core/base/call.h"
+#include "../core/base/error.h"
+#include "../core/memory/choose.h"
+#include "../core/memory/failure.h"
+#include "../core/memory/peers.h"
+#include "../core/order/capturing.h"
+#include "../core/order/record.h"
+#include "../core/requests/drain.h"
+#include "../core/requests/release.h"
+#include "../esper_sleep.h"
 #include "sleeper.h"
 
 /* Copies of about BATCH bytes are followed by an event. While the host unmaps the pages of one
@@ -49,37 +53,12 @@ static esper_status wait_for_devices(core_t *core)
   return status;
 }
 
-/* From now on no memory is handed out under the tags. *before becomes what slept already. */
-static void refuse_mallocs(device_t *device, const bool tags[TAGS], bool before[TAGS])
-{
-  lock(&device->lock);
-  caches_close(device);
-  for (int i = 0; i < TAGS; i++) {
-    before[i] = device->asleep[i];
-    device->asleep[i] |= tags[i];
-    if (tags[i] && !before[i])
-      atomic_fetch_add(&device->core->asleep, 1);
-  }
-  unlock(&device->lock);
-}
-
-static void allow_mallocs(device_t *device, const bool tags[TAGS], const bool before[TAGS])
-{
-  lock(&device->lock);
-  for (int i = 0; i < TAGS; i++)
-    if (tags[i] && !before[i]) {
-      device->asleep[i] = false;
-      atomic_fetch_sub(&device->core->asleep, 1);
-    }
-  unlock(&device->lock);
-}
-
 static esper_status fit_pinned_memory(const choice_t *c)
 {
   esper_status status = ESPER_OK;
   for (int i = 0; i < TAGS && status == ESPER_OK; i++)
     if (c->of[i])
-      status = pinned_memory_fit(&c->of[i]->pinned, c->device, c->of[i]->kept);
+      status = sleeper_fit(sleeper_with(c->of[i]), c->device);
   return status;
 }
 
@@ -87,7 +66,7 @@ static esper_status fit_pinned_memory(const choice_t *c)
 
 /* Pages from `begin` to `end` of one sleeper, whose copies the record comes after. */
 typedef struct batch {
-  sleeper_t *sleeper;
+  const sleeper_t *sleeper;
   size_t begin, end;
   record_t *record;
   bool copied;
@@ -107,24 +86,13 @@ static esper_status copy_to_host(device_t *device, uintptr_t address, char *host
                            size);
 }
 
-static void unmap_page(going_t *g, const sleeping_page_t *page)
-{
-  const page_t *entry = sleeping_page_entry(page);
-  mapped_give_back(page->segment, entry);
-  g->given_back += page_size(page->segment, entry);
-  sleeping_page_set(page, 0, true);
-}
-
 /* Waits for the copies of the oldest batch, and unmaps its pages. */
 static void finish_batch(going_t *g)
 {
   const batch_t *b = &g->batch[g->first];
   if (b->copied)
     sleeper_wait_for_copies(g->device, b->record, RULE(UNMAP_AFTER_COPY));
-  lock(&g->device->growth_lock); /* not while copies are waited for: others may grow */
-  for (size_t i = b->begin; i < b->end && !device_has_failed(g->device); i++)
-    unmap_page(g, &b->sleeper->pages[i]);
-  unlock(&g->device->growth_lock);
+  g->given_back += asleep_unmap(g->device, &b->sleeper->list.pages[b->begin], b->end - b->begin);
   g->first = (g->first + 1) % WINDOW;
   g->count--;
 }
@@ -137,18 +105,19 @@ static void add_batch(going_t *g, batch_t batch)
   g->batch[(g->first + g->count++) % WINDOW] = batch;
 }
 
-static void send_pages(going_t *g, sleeper_t *s)
+static void send_pages(going_t *g, const sleeper_t *s)
 {
   batch_t batch = {.sleeper = s};
   size_t bytes = 0;
-  const parcel_t *parcel = s->parcels;
-  for (size_t i = 0; i < s->page_count && !device_has_failed(g->device); i++) {
-    const sleeping_page_t *page = &s->pages[i];
+  const sleeping_t *list = &s->list;
+  const parcel_t *parcel = list->parcels;
+  for (size_t i = 0; i < list->page_count && !device_has_failed(g->device); i++) {
+    const sleeping_page_t *page = &list->pages[i];
     for (size_t left = page->parcels; left; left--)
       sleeper_copy(g->device, s, parcel++, copy_to_host);
     batch.copied |= page->parcels > 0;
-    bytes += page_size(page->segment, sleeping_page_entry(page));
-    if (bytes < BATCH && i + 1 < s->page_count)
+    bytes += sleeping_page_size(page);
+    if (bytes < BATCH && i + 1 < list->page_count)
       continue;
     batch.end = i + 1;
     add_batch(g, batch);
@@ -162,29 +131,13 @@ static void send_chosen(const choice_t *c, going_t *g)
   lock(&c->device->sending_lock);
   for (int i = 0; i < TAGS; i++)
     if (c->of[i])
-      send_pages(g, c->of[i]);
+      send_pages(g, sleeper_with(c->of[i]));
   while (g->count)
     finish_batch(g);
   unlock(&c->device->sending_lock);
 }
 
 /* ---- sleep ------------------------------------------------------------- */
-
-/* The pages of a sleeper are awake again, because the sleep ended before it began with them. */
-static void keep_awake(const choice_t *c, sleeper_t *s)
-{
-  lock(&c->device->growth_lock); /* not while another thread names pages */
-  lock(&c->device->lock);
-  caches_close(c->device);
-  for (size_t i = 0; i < s->page_count; i++)
-    sleeping_page_wakes(&s->pages[i]);
-  for (segment_t *segment = c->device->first_segment; segment; segment = segment->next)
-    if (segment->pages && segment->heap->tag == s->tag)
-      asleep_free_blocks_wake(segment, false);
-  unlock(&c->device->lock);
-  unlock(&c->device->growth_lock);
-  sleeper_clear(s);
-}
 
 /* What one call does on one device. */
 typedef struct attempt {
@@ -237,8 +190,8 @@ static void undo(attempt_t *a)
 {
   for (int i = 0; i < TAGS; i++)
     if (a->choice.of[i])
-      keep_awake(&a->choice, a->choice.of[i]);
-  allow_mallocs(a->device, a->choice.tags, a->before);
+      asleep_stay_awake(a->device, a->choice.of[i]);
+  asleep_allow(a->device, a->choice.tags, a->before);
 }
 
 static void sum_up(attempt_t *a)
@@ -276,7 +229,7 @@ static esper_status attempt_all(core_t *core, attempt_t *attempts, int count)
   if (status != ESPER_OK)
     return status;
   for (int i = 0; i < count; i++)
-    refuse_mallocs(attempts[i].device, attempts[i].choice.tags, attempts[i].before);
+    asleep_refuse(attempts[i].device, attempts[i].choice.tags, attempts[i].before);
   status = prepare_all(core, attempts, count);
   for (int i = 0; i < count && status != ESPER_OK; i++)
     undo(&attempts[i]);
@@ -287,8 +240,9 @@ static esper_status attempt_all(core_t *core, attempt_t *attempts, int count)
   return status;
 }
 
-esper_status sleep_devices(core_t *core, const device_t *only, const bool tags[TAGS],
-                           esper_keep keep, esper_sleep_result *result)
+/* `only` NULL: all devices that were used. Adds to the figures of *result. */
+static esper_status sleep_devices(core_t *core, const device_t *only, const bool tags[TAGS],
+                                  esper_keep keep, esper_sleep_result *result)
 {
   int count = 0;
   esper_status status = start_all_peers(core, only);
@@ -306,6 +260,7 @@ esper_status sleep_devices(core_t *core, const device_t *only, const bool tags[T
     a->device = a->choice.device = a->going.device = device;
     a->choice.tags = tags;
     a->choice.keeps = keep == ESPER_KEEP_HOST;
+    a->choice.list = sleeper_of;
     a->choice.result = &a->result;
     lock(&device->sleep_lock);
   }
@@ -317,4 +272,51 @@ esper_status sleep_devices(core_t *core, const device_t *only, const bool tags[T
   }
   free(attempts);
   return status;
+}
+
+/* ---- the public functions ------------------------------------------------ */
+
+esper_status esper_sleep(esper_core *core, int index, const char *const *tags, size_t count,
+                         esper_keep keep, esper_sleep_result *result)
+{
+  bool chosen[TAGS];
+  device_t *only = NULL;
+  esper_sleep_result sum = {0};
+  if (keep != ESPER_KEEP_HOST && keep != ESPER_KEEP_NOTHING)
+    return error_set(ESPER_INVALID, "keep is %d: use ESPER_KEEP_HOST or ESPER_KEEP_NOTHING",
+                     (int)keep);
+  esper_status status = sleeper_tags(tags, count, chosen);
+  if (status == ESPER_OK && index != -1)
+    status = core_used_device(core, index, &only);
+  if (status == ESPER_OK && (index == -1 || only))
+    status = sleep_devices(core, only, chosen, keep, &sum);
+  if (status == ESPER_OK && result)
+    *result = sum;
+  return status;
+}
+
+void esper_sleep_trim(esper_core *core)
+{
+  for (int i = 0; i < core->device_count; i++) {
+    lock(&core->devices[i].sleep_lock);
+    sleepers_trim(&core->devices[i], false);
+    unlock(&core->devices[i].sleep_lock);
+  }
+}
+
+const char *esper_stays_advice(esper_stays reason)
+{
+  switch (reason) {
+  case ESPER_STAYS_CLASSIC:
+    return "in classic segments, which the driver gives and takes whole: ask for mapped ones "
+           "(ESPER_ALLOC_SEGMENTS=mapped), and use no MemPool with an allocator of its own";
+  case ESPER_STAYS_SHARED:
+    return "shared with other processes: let them close it, and free it here";
+  case ESPER_STAYS_PINNED: return "pinned, because its addresses are known elsewhere: unpin it";
+  case ESPER_STAYS_IN_USE:
+    return "in use by another thread's call, or by work that was enqueued meanwhile: let no thread "
+           "allocate, free or launch while memory goes to sleep";
+  case ESPER_STAYS_COUNT: break;
+  }
+  return "unknown reason";
 }

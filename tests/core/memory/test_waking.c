@@ -1,0 +1,78 @@
+/* Which pages come back, and within which limits. */
+#include "sleep/sleep_world.h"
+
+TEST(memory_can_be_freed_asleep_and_does_not_wake)
+{
+  begin();
+  void *p = used_as("weights", 20 * MIB, r), *q = used_as("weights", 20 * MIB, r);
+  void *a = used_as("weights", 1024, r), *b = used_as("weights", 1024, r);
+  sleep_all_of("weights");
+  world_free(&w, p);
+  world_free(&w, a);
+  world_check(&w);
+  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
+  size_t woken;
+  CHECK_OK(esper_wake(w.core, 0, NULL, 0, &woken));
+  CHECK_EQ(woken, 20 * MIB + 2 * MIB);
+  CHECK_EQ(reserved(), 22);
+  world_kernel(&w, s, q);
+  world_kernel(&w, s, b);
+  world_check(&w);
+  CHECK(get_as("weights", 1024, r) == a); /* free memory on a page that woke */
+  end();
+}
+
+TEST(a_wake_keeps_to_the_memory_fraction)
+{
+  begin();
+  used_as("weights", 40 * MIB, r);
+  sleep_all_of("weights");
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.1));
+  CHECK_STATUS(try_wake("weights"), ESPER_OUT_OF_MEMORY);
+  CHECK(strstr(esper_last_error(), "memory fraction"));
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
+  wake("weights");
+  world_check(&w);
+  end();
+}
+
+TEST(what_was_freed_asleep_and_is_over_does_not_come_back)
+{
+  begin();
+  void *p = used_as("t", 20 * MIB, r);
+  world_run(&w, r);
+  CHECK_OK(esper_note_use(w.core, (const void *[]){p}, 1, s));
+  sleep_all_of("t");
+  world_free(&w, p);
+  sim_run_all(w.s);
+  wake("t");
+  CHECK_EQ(alive().bytes, 0);
+  end();
+}
+
+TEST(a_pool_may_go_while_its_memory_sleeps)
+{
+  begin();
+  esper_pool *pool;
+  void *p[2];
+  CHECK_OK(esper_pool_create(w.core, 0, 7, 1, &pool));
+  CHECK_OK(esper_tag_push("t"));
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p[i]));
+    sim_owner_begin(w.s, p[i], 20 * MIB, 0, r.handle);
+  }
+  CHECK_OK(esper_tag_pop());
+  sleep_all_of("t");
+  world_free(&w, p[0]);
+  CHECK_OK(esper_pool_release(w.core, 0, 7, 1));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  world_check(&w);
+  wake("t");
+  world_kernel(&w, r, p[1]);
+  world_check(&w);
+  world_run(&w, r);
+  world_free(&w, p[1]);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(alive().bytes, 0);
+  end();
+}
