@@ -220,27 +220,6 @@ for attempt in range(20):  # other processes take and give the device's memory, 
 print(json.dumps({"rows": rows, "kinds": sorted(kinds)}))
 """
 
-LENGTHS = """
-draw = random.Random(3)
-weights = [block(32, 0) for _ in range(24)]
-for step in range(40):
-    tokens = draw.randrange(1, 7) * draw.randrange(64, 2049)
-    kept = []
-    for layer in range(24):
-        kept += [block(tokens * 4096 / MIB, 1), block(tokens * 11008 / MIB, 2)]
-        block(tokens * 7000 / MIB, 3)
-    logits = block(tokens * 128_000 / MIB, 4)
-    del logits
-    while kept:
-        block(tokens * 11008 / MIB, 5)
-        kept.pop()
-print(json.dumps({
-    "allocated": torch.cuda.max_memory_allocated(),
-    "reserved": torch.cuda.max_memory_reserved(),
-    "retries": torch.cuda.memory_stats()["num_alloc_retries"],
-}))
-"""
-
 
 # Each tensor holds a number of its own; the copies on the other device must show it.
 PEERS = """
@@ -377,19 +356,6 @@ def test_reserved_bytes_are_the_devices() -> None:
     assert rows["their pages moved"][1] < rows["twenty"][1] + 24 * MIB
     assert rows["emptied"][1] < rows["their pages moved"][1]
     assert rows["all free"][1] <= 0
-
-
-def test_variable_lengths_reserve_little_more_than_is_live() -> None:
-    found = result(LENGTHS)
-    assert found["allocated"] > 1024 * MIB
-    assert found["reserved"] <= 1.05 * found["allocated"], found
-    assert found["retries"] == 0
-
-
-def test_expandable_segments_are_mapped_ones() -> None:
-    code = "a = block(64, 1)\nprint(json.dumps(torch.cuda.memory_snapshot()[0]['is_expandable']))"
-    assert result(code, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}) is True
-    assert result(code, {"ESPER_ALLOC_SEGMENTS": "classic"}) is False
 
 
 @pytest.mark.two_gpus

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -401,58 +400,6 @@ def test_a_compiled_policy_in_a_graph_tree_is_not_skipped() -> None:
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
-class OnTheCpu(nn.Module):
-    """Whoever made it forgot the statistics' device."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.rms = RunningMeanStd(4, **options)
-
-    def forward(self, x: Any) -> Any:
-        x = x * 2
-        y = self.rms.update_and_normalize(x)  # the user's line
-        return y + 1
-
-
-def test_a_mismatch_breaks_a_compiled_graph_once() -> None:
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    model, right = OnTheCpu(), OnTheCpu(device="cuda")
-    counter = CompileCounterWithBackend("inductor")
-    compiled = torch.compile(model, backend=counter)
-    x = torch.randn(32, 4, device="cuda")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        y = compiled(x)
-    (warning,) = [one for one in caught if "statistics on cpu" in str(one.message)]
-    source, first = inspect.getsourcelines(OnTheCpu.forward)
-    wanted = first + next(i for i, text in enumerate(source) if "the user's line" in text)
-    assert (warning.filename, warning.lineno) == (__file__, wanted)
-    assert "values on cuda:0" in str(warning.message)
-    torch.testing.assert_close(y, right(x))
-    assert counter.frame_count == 2
-    for _ in range(2):
-        torch.testing.assert_close(compiled(x), right(x))
-        assert counter.frame_count == 3
-    assert torch.equal(model.rms._moments, right.rms._moments)
-
-
-def test_a_mismatch_is_an_error_where_graphs_must_be_whole() -> None:
-    x = torch.randn(32, 4, device="cuda")
-    words = "statistics on cpu and was given values on cuda:0.*device='cuda:0'"
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
-        torch.compile(OnTheCpu(), fullgraph=True)(x)
-
-    def step(model: Any, x: Any) -> Any:
-        with torch._dynamo.error_on_graph_break(True):
-            return model(x)
-
-    compiled = torch.compile(step)
-    compiled(OnTheCpu(device="cuda"), x)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
-        compiled(OnTheCpu(), x)
-
-
 # --- devices ------------------------------------------------------------------------------------
 
 
@@ -513,17 +460,6 @@ def test_gradients_pass() -> None:
     wanted = (1 / (rms._moments[1] + 1e-4).sqrt()).float().expand(8, 4)
     torch.testing.assert_close(x.grad, wanted)
     assert not any(one.requires_grad for one in rms.buffers())
-
-
-def test_documented_examples_run() -> None:
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "normalize.md").read_text(), re.M | re.S
-    )
-    assert len(blocks) == 7
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, "docs/normalize.md", "exec"), names)
-    assert names["device"] == "cuda"
 
 
 def test_under_the_allocator() -> None:

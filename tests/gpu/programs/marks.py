@@ -101,29 +101,6 @@ def press(address: int, value: int) -> bool:
 # --- one reader ------------------------------------------------------------
 
 
-@scenario
-def event() -> Try:
-    """The event was recorded by the caller; later work on that stream is unrelated."""
-    (side,) = other_streams(1)
-    out = blank()
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        read_late(side, x, out)
-        after_read = torch.cuda.Event()
-        after_read.record(side)
-        sleep(side, 5 * DELAY_MS)
-        esper_alloc.record_use(x, event=after_read)
-        # The caller may use its event again for something else.
-        after_read.record(torch.cuda.current_stream())
-        address = x.data_ptr()
-        del x, after_read
-        reused = press(address, -value)
-        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
-
-    return attempt
-
-
 def _view(marked: bool) -> Try:
     (side,) = other_streams(1)
     out = blank()
@@ -152,36 +129,6 @@ def view() -> Try:
 @scenario
 def view_unmarked() -> Try:
     return _view(marked=False)
-
-
-@scenario
-def nested_scopes() -> Try:
-    """`using` in `using`, over a list in a dict, left by an exception."""
-    first, second = other_streams(2)
-    outs = [blank(), blank()]
-
-    class Left(Exception):
-        pass
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        address = x.data_ptr()
-        try:
-            with esper_alloc.using({"batch": [x]}, stream=first):
-                sleep(first, DELAY_MS)
-                outs[0].copy_(x)
-                with esper_alloc.using(x, stream=second):
-                    sleep(second, DELAY_MS)
-                    outs[1].copy_(x)
-                    raise Left
-        except Left:
-            pass
-        del x
-        reused = press(address, -value)
-        wrong = sum(wrong_elements(out, value) > 0 for out in outs)
-        return {"wrong": wrong > 0, "reused": reused}
-
-    return attempt
 
 
 # --- threads ---------------------------------------------------------------
