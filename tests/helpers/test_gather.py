@@ -343,11 +343,6 @@ def test_batches_are_ordinary_tensors_in_every_mode() -> None:
     assert not next(iter(batches))[0][0].requires_grad
 
 
-def test_to_the_device_is_the_identity() -> None:
-    (x, y), *_ = next(iter(iterator()))
-    assert x.to("cpu") is x and y.to("cpu") is y
-
-
 def test_dicts_of_tensors() -> None:
     inputs, targets = data()
     pairs = GatherBatchIterator(
@@ -604,16 +599,6 @@ def test_a_state_may_hold_integers_of_any_kind() -> None:
     assert all(type(value) is int for value in batches.state_dict().values())
 
 
-def test_any_epoch_can_be_had_alone() -> None:
-    whole = iterator()
-    epochs = [targets_of(whole) for _ in range(6)]
-    assert len({str(epoch) for epoch in epochs}) == 6
-    for number in (5, 0, 3):
-        alone = iterator()
-        alone.load_state_dict({"seed": 7, "epoch": number, "cursor": 0})
-        assert targets_of(alone) == epochs[number]
-
-
 @pytest.mark.parametrize(
     "state, error",
     [
@@ -638,24 +623,6 @@ def test_a_bad_state_changes_nothing(state, error) -> None:
         batches.load_state_dict(state)
     assert batches.state_dict() == before
     assert targets_of([first]) != targets_of([next(batches)])
-
-
-@given(
-    world_size=st.integers(1, 4),
-    order=st.sampled_from(["per_device", "global"]),
-    drop_last=st.booleans(),
-)
-def test_ranks_see_different_samples(world_size, order, drop_last) -> None:
-    ranks = [
-        iterator(rank=rank, world_size=world_size, order=order, drop_last=drop_last)
-        for rank in range(world_size)
-    ]
-    assert len({len(one) for one in ranks}) == 1
-    for _ in range(2):
-        seen = [t for one in ranks for batch in one for _, y in batch for t in y.tolist()]
-        assert len(seen) == len(set(seen))
-        if not drop_last:
-            assert sorted(seen) == list(range(50))
 
 
 # Rings
@@ -1031,13 +998,6 @@ def test_global_perm_is_the_epochs_order(root) -> None:
     iter(batches)
     assert batches._global_perm.tolist() == permutation(60, 5)
     assert cifar_iterator(root)._global_perm is None
-
-
-def test_the_same_seed_gives_the_same_batches(root) -> None:
-    write_cifar(root, "cifar10")
-    for order in ("per_device", "global"):
-        same = [targets_of(cifar_iterator(root, order=order)) for _ in range(2)]
-        assert same[0] == same[1] != targets_of(cifar_iterator(root, order=order, seed=6))
 
 
 def test_other_forms_of_cifar(root) -> None:
