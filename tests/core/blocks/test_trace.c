@@ -59,24 +59,6 @@ TEST(everything_that_happens_is_told_in_order)
   end();
 }
 
-TEST(who_stops_listening_is_told_no_more)
-{
-  begin();
-  world_listen(&w, &told);
-  void *p = world_malloc(&w, 3000, r);
-  CHECK_EQ(told.count, 2);
-  check_entry(1, ESPER_TRACE_ALLOC, p, 3000, r);
-  world_malloc(&w, 512, world_stream(&w, 1));
-  CHECK_EQ(told.count, 4); /* segment_alloc, alloc */
-  CHECK_EQ(told.entries[3].device, 1);
-  world_free(&w, p);
-  CHECK_EQ(told.count, 6); /* free_requested, free_completed */
-  world_listen(&w, NULL);
-  world_malloc(&w, 3000, r);
-  CHECK_EQ(told.count, 6);
-  end();
-}
-
 TEST(entries_name_their_pool)
 {
   begin();

@@ -27,20 +27,6 @@ static int64_t reserved(void)
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
 }
 
-TEST(the_driver_is_asked_for_whole_segments)
-{
-  begin();
-  world_malloc(&w, 1, r);
-  CHECK_EQ(reserved(), 2 * MIB);
-  world_malloc(&w, 2 * MIB, r);
-  CHECK_EQ(reserved(), 22 * MIB);
-  world_malloc(&w, 21 * MIB, r);
-  CHECK_EQ(reserved(), 44 * MIB);
-  world_malloc(&w, 5 * MIB, r); /* of the 20 MiB */
-  CHECK_EQ(reserved(), 44 * MIB);
-  end();
-}
-
 TEST(empty_cache_gives_back_what_is_wholly_free)
 {
   begin();
@@ -175,32 +161,6 @@ TEST(the_largest_available_is_what_a_malloc_can_get)
   CHECK(q == p);
   CHECK_OK(esper_free(w.core, q));
   CHECK_STATUS(esper_largest_available(w.core, 5, &most), ESPER_INVALID);
-  end();
-}
-
-/* Whoever asks may be about to allocate from that pool. */
-TEST(the_largest_available_may_be_in_a_private_pool)
-{
-  begin();
-  esper_pool *pool;
-  void *live = world_malloc(&w, 240 * MIB, r), *small, *p, *q;
-  size_t most;
-  CHECK_OK(esper_pool_create(w.core, 0, 0, 5, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &small));
-  CHECK_OK(esper_malloc_from(w.core, pool, 14 * MIB, r, &p));
-  CHECK_OK(esper_largest_available(w.core, 0, &most));
-  CHECK_EQ(most, 2 * MIB - 512); /* the rest of the first segment, as nothing else is left */
-  CHECK_OK(esper_free(w.core, p));
-  CHECK_OK(esper_largest_available(w.core, 0, &most));
-  CHECK_EQ(most, 14 * MIB);
-  CHECK_OK(esper_malloc_from(w.core, pool, most, r, &q));
-  CHECK(q == p);
-  CHECK_OK(esper_free(w.core, q));
-  CHECK_OK(esper_free(w.core, small));
-  world_free(&w, live);
-  CHECK_OK(esper_largest_available(w.core, 0, &most));
-  CHECK_EQ(most, 240 * MIB);
-  CHECK_OK(esper_pool_release(w.core, 0, 0, 5));
   end();
 }
 

@@ -39,41 +39,6 @@ TEST(a_device_that_does_not_exist_is_refused)
   end();
 }
 
-/* Whoever only looks must not make the driver set a device up. */
-TEST(a_device_is_set_up_at_its_first_use)
-{
-  device_t *device;
-  begin();
-  uint64_t before = calls(SIM_CALL_any);
-  CHECK_OK(core_used_device(w.core, 1, &device));
-  CHECK(!device);
-  CHECK_EQ(calls(SIM_CALL_any), before);
-  CHECK_OK(core_device(w.core, 1, &device));
-  CHECK(device == &w.core->devices[1]);
-  CHECK_EQ(device->total, 256 * MIB);
-  CHECK(calls(SIM_CALL_any) > before);
-  CHECK_OK(core_used_device(w.core, 1, &device));
-  CHECK(device == &w.core->devices[1]);
-  before = calls(SIM_CALL_any);
-  CHECK_OK(core_device(w.core, 1, &device)); /* once is enough */
-  CHECK_EQ(calls(SIM_CALL_any), before);
-  CHECK_OK(core_used_device(w.core, 0, &device));
-  CHECK(!device);
-  end();
-}
-
-TEST(a_device_has_two_streams_from_the_start)
-{
-  device_t *device;
-  begin();
-  CHECK_OK(core_device(w.core, 0, &device));
-  CHECK_EQ(device->legacy->id, sim_stream_id(w.s, 0, NULL));
-  CHECK(device->legacy->immortal && !device->legacy->all_streams);
-  CHECK(device->all_streams->immortal && device->all_streams->all_streams);
-  CHECK_EQ(w.core->stream_count, 2);
-  end();
-}
-
 TEST(a_device_that_could_not_be_set_up_is_tried_again)
 {
   static const sim_call CALLS[] = {SIM_CALL_memory_info, SIM_CALL_memory_total, SIM_CALL_stream_id};
