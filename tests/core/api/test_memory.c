@@ -1,25 +1,16 @@
 /* The public functions that allocate, mark and free memory, and look at it. */
 #include "core/base/types.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 static void begin_with(sim_options options)
 {
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
 }
 
 static void begin(void)
 {
   begin_with((sim_options){.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
-}
-
-static void end(void)
-{
-  world_end(&w);
 }
 
 /* ---- arguments ------------------------------------------------------------------ */

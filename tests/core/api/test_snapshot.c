@@ -3,28 +3,20 @@
 #include <stdbool.h>
 
 #include "core/base/types.h"
-#include "world.h"
+#include "one_world.h"
 
-static world w;
-static esper_stream r, s;
 static esper_snapshot snapshot;
 
 static void begin_with(sim_options options)
 {
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
 }
 
 static void begin(void)
 {
   begin_with((sim_options){
       .oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD, .capacity = 64 * MIB});
-}
-
-static void end(void)
-{
-  world_end(&w);
 }
 
 static void take(int device)
@@ -146,7 +138,6 @@ TEST(uses_tell_their_kind)
 {
   begin();
   enum { PLAIN, AT_FREE, UNTIL_FREE, UNRECORDED, CAPTURED, KINDS };
-  esper_stream t = w.stream[2];
   void *p[KINDS];
   for (int i = 0; i < KINDS; i++)
     p[i] = world_malloc(&w, 512, i == CAPTURED ? t : r);

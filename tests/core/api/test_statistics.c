@@ -3,26 +3,17 @@
 #include <stdatomic.h>
 
 #include "core/blocks/heap.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 static void begin_with(sim_options options)
 {
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
 }
 
 static void begin(void)
 {
   begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
-}
-
-static void end(void)
-{
-  world_end(&w);
 }
 
 TEST(devices_that_are_not_there_have_no_figures)
@@ -114,7 +105,7 @@ TEST(peaks_and_totals_are_reset)
 static void *lend_and_mark(void)
 {
   begin();
-  esper_stream t = w.stream[2], o = w.stream[3];
+  esper_stream o = w.stream[3];
   void *x = world_malloc(&w, 9 * MIB, s);
   world_malloc(&w, 9 * MIB, s);
   world_free(&w, x);

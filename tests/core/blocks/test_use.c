@@ -1,26 +1,16 @@
 /* Marks: record_use, record_stream and related calls. */
 #include "core/base/types.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s, t;
+#include "one_world.h"
 
 static void begin_with(sim_options options)
 {
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
+  name_streams();
 }
 
 static void begin(void)
 {
   begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD});
-}
-
-static void end(void)
-{
-  world_end(&w);
 }
 
 static uint64_t records(void)

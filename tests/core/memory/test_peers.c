@@ -4,11 +4,10 @@
 #include <unistd.h>
 
 #include "core/base/types.h"
-#include "world.h"
+#include "one_world.h"
 #include "core/base/core.h"
 #include "core/order/device.h"
 
-static world w;
 static esper_stream r, far;
 
 static void begin(void)
@@ -24,11 +23,6 @@ static void begin(void)
   far = world_stream(&w, 1);
 }
 
-static void end(void)
-{
-  world_end(&w);
-}
-
 static void *get(size_t mib)
 {
   return world_malloc(&w, mib * MIB, r);
@@ -37,11 +31,6 @@ static void *get(size_t mib)
 static int may(const void *p, int device)
 {
   return sim_may_access(w.s, device, p, world_size(&w, p));
-}
-
-static uint64_t calls(sim_call call)
-{
-  return sim_calls(w.s, call);
 }
 
 /* ---- who may --------------------------------------------------------------- */

@@ -2,10 +2,7 @@
 #include <math.h>
 
 #include "core/base/types.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 static void begin(void)
 {
@@ -13,13 +10,7 @@ static void begin(void)
                          .completion = SIM_WHEN_TOLD,
                          .capacity = 256 * MIB};
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-}
-
-static void end(void)
-{
-  world_end(&w);
+  name_streams();
 }
 
 static int64_t reserved(void)

@@ -2,24 +2,12 @@
 #include "core/order/device.h"
 
 #include "core/order/stream.h"
-#include "world.h"
-
-static world w;
+#include "one_world.h"
 
 static void begin(void)
 {
   sim_options options = {.devices = 2, .capacity = 256 * MIB};
   world_begin_with(&w, &options, NULL);
-}
-
-static void end(void)
-{
-  world_end(&w);
-}
-
-static uint64_t calls(sim_call call)
-{
-  return sim_calls(w.s, call);
 }
 
 TEST(a_device_that_does_not_exist_is_refused)

@@ -5,9 +5,7 @@
 #include "core/base/monotonic.h"
 #include "core/base/core.h"
 #include "core/order/device.h"
-#include "world.h"
-
-static world w;
+#include "one_world.h"
 
 static void begin(size_t mib)
 {
@@ -15,6 +13,7 @@ static void begin(size_t mib)
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
   world_begin_with(&w, &options, NULL);
+  name_streams();
 }
 
 /* Another thread: reads a block on the mortal stream, and frees it. */
@@ -37,7 +36,7 @@ static void read_and_free(void *context, sim_call call, int device, void *object
 TEST(an_event_from_before_the_free_does_not_cover_a_held_use)
 {
   begin(12 + 14 + 2);
-  esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
+  esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
   world_record_stream(&w, x, mortal);
   world_record_stream(&w, y, mortal);
@@ -64,13 +63,14 @@ static void begin_with_two_devices(void)
                          .devices = 2,
                          .capacity = 12 * MIB};
   world_begin_with(&w, &options, NULL);
+  name_streams();
 }
 
 /* That device is at work on what waits for r: better no memory than no end. */
 TEST(the_host_does_not_wait_for_ever_for_another_device)
 {
   begin_with_two_devices();
-  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  esper_stream far = world_mortal(&w, 1);
   esper_stream spinning = world_stream(&w, 1);
   sim_wait_flag(w.s, 1, spinning.handle, 0);
   void *x = world_malloc(&w, 12 * MIB, r), *y;
@@ -121,7 +121,7 @@ static void let_the_pool_go(void)
 TEST(a_pool_that_is_gone_keeps_what_another_device_reads)
 {
   begin_with_two_devices();
-  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  esper_stream far = world_mortal(&w, 1);
   esper_pool *pool;
   void *x;
   CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
@@ -144,7 +144,7 @@ static int any_stream(void *context, void *handle)
 TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
 {
   begin_with_two_devices();
-  esper_stream r = w.stream[0], far = world_stream(&w, 1), farther = world_stream(&w, 1);
+  esper_stream far = world_stream(&w, 1), farther = world_stream(&w, 1);
   esper_stream on = world_stream(&w, 1);
   CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
   sim_capture_begin(w.s, 0, r.handle);
@@ -207,7 +207,7 @@ TEST(a_limited_drain_gives_up_and_another_does_not)
 TEST(what_is_waited_for_in_vain_is_waited_for_again_in_place_of_an_error)
 {
   begin(100);
-  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2], o = w.stream[3];
+  esper_stream o = w.stream[3];
   void *x = world_malloc(&w, 2 * MIB, s);
   sim_capture_begin(w.s, 0, r.handle);
   sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
@@ -243,7 +243,7 @@ TEST(a_drain_that_cannot_tell_ends_no_capture)
 TEST(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream)
 {
   begin(1024);
-  esper_stream r = w.stream[0], s = w.stream[1], mortal = world_mortal(&w, 0);
+  esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 9 * MIB, s);
   world_malloc(&w, 9 * MIB, s);
   world_free(&w, x);
@@ -274,7 +274,6 @@ static int no_stream(void *context, void *handle)
 static void beside_an_open_pool(int for_the_pool)
 {
   begin(64);
-  esper_stream r = w.stream[0], s = w.stream[1];
   if (!for_the_pool)
     CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, no_stream, NULL));
   void *x = world_malloc(&w, 50 * MIB, s);
@@ -311,7 +310,6 @@ static void begin_a_capture(void *context, sim_call call, int device, void *obje
 TEST(a_capture_that_begins_during_a_wait_is_not_forgotten)
 {
   begin(1024);
-  esper_stream r = w.stream[0], s = w.stream[1];
   capturing = world_mortal(&w, 0);
   captures = 0;
   void *x = world_malloc(&w, 9 * MIB, s);

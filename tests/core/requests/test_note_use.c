@@ -25,7 +25,6 @@ static bool comes_back(void *x, esper_stream stream)
 TEST(a_note_costs_no_event_until_the_free)
 {
   begin();
-  esper_stream t = w.stream[2];
   void *x = world_malloc(&w, 12 * MIB, r);
   for (int i = 0; i < 3; i++) {
     note(x, s);

@@ -2,9 +2,7 @@
 #include "core/requests/record_use.h"
 
 #include "core/blocks/block.h"
-#include "world.h"
-
-static world w;
+#include "one_world.h"
 
 static void begin(size_t mib)
 {
@@ -12,6 +10,7 @@ static void begin(size_t mib)
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
   world_begin_with(&w, &options, NULL);
+  name_streams();
 }
 
 static void use_until_event(void *ptr, esper_stream reader)
@@ -29,7 +28,6 @@ TEST(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else)
 {
   begin(1024);
   world_set_allowance(&w, MIB);
-  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *x = world_malloc(&w, 12 * MIB, r), *y[2];
   world_kernel(&w, r, x);
   world_wait(&w, s, r);
@@ -61,7 +59,6 @@ TEST(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else)
 TEST(a_later_event_does_not_cover_one_that_could_not_be_had)
 {
   begin(12 + 14 + 14);
-  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
   sim_wait_flag(w.s, 0, s.handle, 0);
   world_read_on(&w, s, x, r);
@@ -150,7 +147,6 @@ TEST(a_mark_without_host_memory_is_an_error)
 TEST(marks_are_counted_by_when_they_end)
 {
   begin(64);
-  esper_stream r = w.stream[0], s = w.stream[1];
   const void *x[2] = {world_malloc(&w, 12 * MIB, r), world_malloc(&w, 14 * MIB, r)};
   world_use(&w, x[0], s, 0);
   world_use(&w, x[0], s, 0); /* replaces the earlier one */
@@ -187,7 +183,7 @@ static bool mark_it_by_handle(const void *p, void *handle)
 TEST(a_known_streams_handle_is_enough)
 {
   begin(64);
-  esper_stream r = w.stream[0], s = w.stream[1], mortal = world_mortal(&w, 0);
+  esper_stream mortal = world_mortal(&w, 0);
   char *x = world_malloc(&w, 12 * MIB, r);
   CHECK(!mark_it_by_handle(x, s.handle)); /* never presented */
   CHECK(!mark_it_by_handle(x, mortal.handle));
@@ -209,7 +205,7 @@ TEST(a_known_streams_handle_is_enough)
 TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream)
 {
   begin(64);
-  esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
+  esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, x);
   world_read_on(&w, mortal, x, r);
@@ -232,7 +228,7 @@ TEST(a_handle_of_another_device_and_of_a_captured_stream)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD};
   world_begin_with(&w, &options, NULL);
-  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  esper_stream far = world_mortal(&w, 1);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_use(&w, x, far, 0);
   CHECK(mark_it_by_handle(x, far.handle));
@@ -251,6 +247,7 @@ static void begin_configured(const esper_config *config)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
   world_begin_with(&w, &options, config);
+  name_streams();
 }
 
 static void note_warning(void *context, const char *text)
@@ -264,7 +261,6 @@ TEST(marks_of_memory_from_outside_are_counted_and_held)
   int warnings = 0;
   esper_config config = {.warn = note_warning, .warn_context = &warnings};
   begin_configured(&config);
-  esper_stream r = w.stream[0], s = w.stream[1];
   void *x = world_malloc(&w, 12 * MIB, s);
   world_kernel(&w, s, x);
   sim_run_all(w.s);
@@ -307,7 +303,6 @@ typedef enum {
 static void replay_elsewhere(on_s what)
 {
   begin(1024);
-  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *x = world_malloc(&w, 3 * MIB, r), *other = world_malloc(&w, 512, r);
   world_kernel(&w, r, x);
   if (what == A_RECORD_STREAM)

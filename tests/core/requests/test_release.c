@@ -2,10 +2,7 @@
  * that have not been used for long go back. */
 #include <stdbool.h>
 
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 enum { CAPACITY = 1000 };
 
@@ -16,8 +13,7 @@ static void begin_with(double fraction, sim_completion completion, bool pages)
                          .virtual_memory = pages,
                          .capacity = CAPACITY * MIB};
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
   CHECK_OK(esper_set_memory_fraction(w.core, 0, fraction));
 }
 

@@ -1,21 +1,12 @@
 /* The figures of memory_stats(): what each event changes, and what programs read. */
 #include "core/stats/stats.h"
 
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 static void begin(void)
 {
   world_begin(&w);
-  r = w.stream[0];
-  s = w.stream[1];
-}
-
-static void end(void)
-{
-  world_end(&w);
+  name_streams();
 }
 
 /* current, peak, allocated, freed */
