@@ -122,20 +122,6 @@ def test_global_there_is_one_permutation_and_no_sample_comes_twice(layout, seed,
     assert plans[0].permutation.tolist() == expected
 
 
-@given(layout=layouts(), seed=seeds)
-def test_epoch_0_is_the_permutation_of_the_plain_seed(layout, seed) -> None:
-    assert epoch_seed(seed, 0) == seed % 2**64
-    if layout.world_size > 1 or not layout.length:
-        return
-    plan = plan_epoch(layout, seed, 0)
-    for share in plan.shares:
-        if layout.order == "per_device":
-            base = (seed + 1009 * device_index(share.device)) % 2**64
-            assert share.order.tolist() == permutation(layout.length, base)
-        else:
-            assert plan.permutation.tolist() == permutation(layout.length, seed)
-
-
 def test_other_epochs_come_from_the_documented_mix() -> None:
     def documented(x: int) -> int:
         x ^= x >> 30
@@ -267,38 +253,6 @@ def iterator(length: int = 50, **arguments):
 
 def targets_of(batches) -> list[list[list[int]]]:
     return [[targets.tolist() for _, targets in batch] for batch in batches]
-
-
-@given(
-    length=st.integers(0, 40),
-    n_envs=st.integers(1, 5),
-    size=st.integers(1, 6),
-    order=st.sampled_from(["per_device", "global"]),
-    shuffle=st.booleans(),
-    drop_last=st.booleans(),
-    reuse=st.integers(0, 2),
-)
-def test_batches_are_what_the_plan_says(
-    length, n_envs, size, order, shuffle, drop_last, reuse
-) -> None:
-    inputs, targets = data(length)
-    batches = iterator(
-        length, n_envs=n_envs, batch_size_per_env=size, order=order, shuffle=shuffle,
-        drop_last=drop_last, reuse=reuse,
-    )  # fmt: skip
-    layout = Layout(length, ("cpu",) * n_envs, size, order, drop_last)
-    for epoch in range(2):
-        plan = plan_epoch(layout, 7, epoch, shuffle)
-        count = 0
-        for number, batch in enumerate(batches):
-            count += 1
-            assert isinstance(batch, list)
-            wanted = [part for part in plan.indices(number) if len(part)]
-            assert len(batch) == len(wanted)
-            for (x, y), part in zip(batch, wanted):
-                assert torch.equal(x, inputs[part]) and torch.equal(y, targets[part])
-            batch.done()
-        assert count == len(batches) == layout.batches
 
 
 def test_empty_data_and_batches_larger_than_the_data() -> None:
@@ -853,14 +807,6 @@ def test_normalisation_is_as_documented(dtype) -> None:
     for batch in transformed(floats, how):
         for x, y in batch:
             assert torch.equal(x, floats[y].sub(mean[..., 0]).div(std[..., 0]).to(x.dtype))
-
-
-def test_conversion_alone_keeps_values() -> None:
-    pictures = images()
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for batch in transformed(pictures, ImageTransform(dtype=dtype)):
-            for x, y in batch:
-                assert x.dtype == dtype and torch.equal(x, pictures[y].to(dtype))
 
 
 def drawn_by_hand(sample: int, seed: int, crop: int, flip: float) -> tuple[int, int, bool]:
