@@ -27,16 +27,6 @@ TEST(what_was_freed_is_handed_out_again_and_nobody_is_asked)
   end();
 }
 
-TEST(freeing_twice_is_an_error)
-{
-  begin();
-  void *p = world_malloc(&w, MIB, r);
-  world_free(&w, p);
-  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
-  CHECK_EQ(kept(r), 1);
-  end();
-}
-
 /* The map is read without a lock: the segment may go before the block is looked at. */
 TEST(freeing_twice_is_an_error_beside_a_release)
 {

@@ -92,23 +92,6 @@ TEST(another_device_can_read)
   end();
 }
 
-TEST(free_after_all_covers_streams_that_nobody_named)
-{
-  begin();
-  void *p = block(r);
-  esper_stream unknown = world_mortal(&w, 0);
-  world_read_on(&w, unknown, p, r);
-  CHECK_OK(esper_free_after_all(w.core, p));
-  world_free(&w, p);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record_all), 1);
-  void *q = world_malloc(&w, 12 * MIB, r);
-  world_run(&w, r);
-  world_run(&w, unknown);
-  CHECK(q != p);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
-}
-
 TEST(a_mark_that_cannot_be_recorded_holds_until_a_synchronisation)
 {
   begin();

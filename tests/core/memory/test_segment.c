@@ -88,29 +88,6 @@ TEST(without_host_memory_the_driver_is_not_asked)
   end();
 }
 
-TEST(the_memory_fraction_limits_growth)
-{
-  begin();
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
-  CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 25);
-  void *p = world_malloc(&w, 60 * MIB, r), *q;
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
-  esper_failure failure;
-  esper_get_failure(&failure);
-  CHECK_EQ(failure.limit, 64 * MIB);
-  CHECK_EQ(failure.device_free, 196 * MIB);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_alloc), 1);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, s)); /* the cache makes room */
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
-  CHECK(world_malloc(&w, 100 * MIB, r));
-  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, -0.5), ESPER_INVALID);
-  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, NAN), ESPER_INVALID);
-  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, 1.5), ESPER_INVALID);
-  CHECK_STATUS(esper_set_memory_fraction(w.core, 9, 0.5), ESPER_INVALID);
-  end();
-}
-
 TEST(a_memory_fraction_of_nothing_leaves_what_there_is)
 {
   begin();

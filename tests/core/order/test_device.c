@@ -10,23 +10,6 @@ static void begin(void)
   world_begin_with(&w, &options, NULL);
 }
 
-TEST(a_device_that_does_not_exist_is_refused)
-{
-  static const int NONE[] = {-1, 2, 1000};
-  begin();
-  for (int i = 0; i < 3; i++) {
-    device_t *device = NULL;
-    char says[64];
-    snprintf(says, sizeof says, "no device %d: this process has 2", NONE[i]);
-    CHECK_STATUS(core_device(w.core, NONE[i], &device), ESPER_INVALID);
-    CHECK(strstr(esper_last_error(), says));
-    CHECK_STATUS(core_used_device(w.core, NONE[i], &device), ESPER_INVALID);
-    CHECK(strstr(esper_last_error(), says));
-    CHECK(!device);
-  }
-  end();
-}
-
 TEST(a_device_that_could_not_be_set_up_is_tried_again)
 {
   static const sim_call CALLS[] = {SIM_CALL_memory_info, SIM_CALL_memory_total, SIM_CALL_stream_id};
