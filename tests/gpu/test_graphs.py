@@ -17,12 +17,6 @@ def test_a_graphs_memory_goes_with_it() -> None:
     assert found["kept"] == 0
 
 
-def test_another_thread_allocates_during_captures() -> None:
-    found = run_program("graphs", "other_thread")
-    assert found["wrong"] == 0
-    assert found["steps"] > 10
-
-
 def test_a_conditional_nodes_body_keeps_to_itself() -> None:
     found = run_program("graphs", "conditional_body")
     assert found["wrong"] == 0

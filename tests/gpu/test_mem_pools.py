@@ -40,11 +40,6 @@ def test_out_of_memory_inside_pools_and_captures() -> None:
     assert here["ooms"] == native["ooms"] == 3
 
 
-def test_memory_in_hand_is_waited_for() -> None:
-    found = ours("memory_in_hand")
-    assert found == {"wrong": 0, "refused": 0}
-
-
 @pytest.mark.parametrize("kind", ["", "mapped"])
 def test_nccl_registers_a_pool(kind: str) -> None:
     native = run_program("mem_pools", NATIVE, "registered_with_nccl")

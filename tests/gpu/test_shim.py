@@ -184,28 +184,6 @@ def test_record_use_finds_memory_in_containers_views_and_layouts():
     )
 
 
-def test_marks_work_under_the_native_allocator():
-    in_torch(
-        """
-        import torch, esper_alloc
-        side = torch.cuda.Stream()
-        for attempt in range(5):
-            x = torch.full((1 << 24,), attempt, device="cuda")
-            with esper_alloc.using(x, stream=side):
-                torch.cuda._sleep(int(2e7))
-                right = (x == attempt).all()
-            event = torch.cuda.Event(); event.record(side)
-            esper_alloc.record_use(x, side)
-            esper_alloc.record_use(x, event=event)
-            del x
-            y = torch.full((1 << 24,), -1, device="cuda")
-            side.synchronize()
-            assert right.item()
-        assert not esper_alloc.is_enabled()
-        """
-    )
-
-
 # The function-pointer way
 
 
@@ -260,45 +238,3 @@ def test_bare_constructor_warns_and_is_safe():
         """
     )
     assert printed.count("record_stream") == 1, printed
-
-
-# The end
-
-
-def test_quiet_exit_with_live_tensors_and_streams():
-    printed = on_gpu(
-        """
-        keep = [bytes_of(3) for _ in range(5)]
-        side = torch.cuda.Stream()
-        keep[0].record_stream(side)
-        esper_alloc.record_use(keep[1], side)
-        sys.modules["kept_for_good"] = keep
-        """
-    )
-    assert printed == "", printed
-
-
-def test_sticky_errors_are_reported_by_the_next_allocation():
-    # With classic segments: the driver's calls for pages do not report such errors.
-    printed = on_gpu(
-        """
-        x = bytes_of(4)
-        index = torch.tensor([10 ** 9], device="cuda")
-        x[index] = 1                      # device-side assert
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError:
-            pass
-        del x                             # silent
-        try:
-            # Cached memory may still be handed out; a driver call may not
-            # pretend to have worked.
-            kept = [bytes_of(64) for _ in range(4)]
-        except RuntimeError as error:
-            print("malloc:", str(error).splitlines()[0])
-            sys.stdout.flush()
-        os._exit(0)
-        """,
-        env={"ESPER_ALLOC_SEGMENTS": "classic"},
-    )
-    assert "malloc: CUDA error" in printed, printed

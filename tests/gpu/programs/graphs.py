@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -102,56 +101,6 @@ def reset_frees() -> dict[str, Any]:
     del out
     torch.cuda.empty_cache()
     return {"wrong": wrong, "held": held, "kept": reserved() - base}
-
-
-@scenario
-def other_thread() -> dict[str, Any]:
-    """Another thread allocates, marks and frees while this one captures."""
-    x, out = blank(), blank()
-    worker_stream, reader = other_streams(2)
-    seen = blank()
-    torch.cuda.synchronize()
-    stop, started = threading.Event(), threading.Event()
-    steps, wrong_seen = [0], [0]
-
-    def work() -> None:
-        with torch.no_grad(), torch.cuda.stream(worker_stream):
-            value = 1
-            while not stop.is_set():
-                y = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
-                y.fill_(value)
-                reader.wait_stream(worker_stream)
-                with torch.cuda.stream(reader):
-                    seen.copy_(y)
-                esper_alloc.record_use(y, reader)
-                del y
-                value += 1
-                steps[0] += 1
-                started.set()
-                stop.wait(0.001)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    started.wait(30)
-    wrong = 0
-    for _ in range(4):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            a = x + 1
-            out.copy_(a)
-            del a
-            b = x - 1
-            out.add_(b)
-            del b
-        torch.cuda.synchronize()
-        wrong += replay(graph, x, {0: (out, lambda v: 2 * v)})
-        del graph
-    stop.set()
-    thread.join()
-    torch.cuda.synchronize()
-    first = int(seen[0].item())
-    wrong_seen[0] = wrong_elements(seen, first) > 0
-    return {"wrong": wrong + wrong_seen[0], "steps": steps[0]}
 
 
 @scenario

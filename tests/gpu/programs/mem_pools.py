@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from device import OURS, other_streams, report, sleep, use_allocator
+from device import OURS, other_streams, report, use_allocator
 
 MiB = 1 << 20
 Scenario = Callable[[], dict[str, Any]]
@@ -203,43 +203,6 @@ def out_of_memory() -> dict[str, Any]:
     wrong += wrong_elements(c, 7) > 0
     ooms = torch.cuda.memory_stats()["num_ooms"]
     return {"wrong": wrong, "refused": refused, "ooms": ooms}
-
-
-@scenario
-def memory_in_hand() -> dict[str, Any]:
-    """pytorch#189504: a request is not refused while freed memory is only pending."""
-    _, total = torch.cuda.mem_get_info()
-    (side,) = other_streams(1)
-    pool = torch.cuda.MemPool()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((reserved() + 260 * MiB) / total)
-    wrong = refused = 0
-    for attempt in range(8):
-        for private in (False, True):
-            with torch.cuda.use_mem_pool(pool) if private else torch.cuda.device(0):
-                pieces = [memory(60) for _ in range(4)]
-                for piece in pieces:
-                    piece.fill_(attempt)
-                side.wait_stream(torch.cuda.current_stream())
-                sleep(side, 5)
-                for piece in pieces:
-                    piece.record_stream(side)
-                del pieces, piece
-                try:
-                    whole = [memory(60) for _ in range(4)]
-                    for one in whole:
-                        one.fill_(attempt + 1)
-                    wrong += any(wrong_elements(one, attempt + 1) for one in whole)
-                    del whole, one
-                except torch.cuda.OutOfMemoryError:
-                    refused += 1
-            torch.cuda.synchronize()
-            if private:
-                del pool
-                gc.collect()
-                pool = torch.cuda.MemPool()
-            torch.cuda.empty_cache()
-    return {"wrong": wrong, "refused": refused}
 
 
 # NCCL
