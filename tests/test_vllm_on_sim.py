@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from on_sim import build
 
+from esper_alloc.torch_allocator import vllm_sleep
+
 HERE = Path(__file__).resolve().parent
-
-
-from esper_alloc.torch_allocator import vllm_sleep  # noqa: E402
 
 DEVICE_ALLOCATOR = """
 DEFERRABLE_TAGS = ("weights", "kv_cache")
