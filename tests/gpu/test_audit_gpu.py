@@ -1,5 +1,5 @@
-"""The auditor on a GPU: every bug of tests/audit/corpus at its line and nothing else. Correct
-programs: test_audit_clean.py. (benchmarks/auditor.py says what an audit costs, and
+"""The auditor on a GPU: every bug of tests/audit/corpus at its line and nothing else, and bounded
+memory. Correct programs: test_audit_clean.py. (benchmarks/auditor.py says what an audit costs, and
 what torch.cuda._sanitizer finds of these bugs.)"""
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def results(allocator: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bug_is_found_where_it_is(name: str, allocator: str) -> None:
     assert results(allocator)[name] == programs.expected(name, allocator)
+
+
+def test_its_memory_is_bounded() -> None:
+    found = run_program("audit", OURS, "bound")
+    assert found["late"] <= 1.1 * found["early"], found
 
 
 def test_poison_shows_late_reads_and_finds_late_writes(capsys: pytest.CaptureFixture[str]) -> None:

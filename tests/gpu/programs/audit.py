@@ -1,7 +1,8 @@
-"""Programs under the auditor: what it finds in correct ones (nothing), and what poison finds.
+"""Programs under the auditor: what it finds in correct ones (nothing), what it keeps, and what poison
+finds.
 
 audit.py ALLOCATOR clean PROGRAM
-audit.py ALLOCATOR poison
+audit.py ALLOCATOR bound|poison
 """
 
 from __future__ import annotations
@@ -238,6 +239,14 @@ def clean(name: str) -> None:
     report(findings=len(found.findings), text=found.text(), complete=found.complete)
 
 
+def bound() -> None:
+    """KiB that the auditor keeps after 50,000 operators on three streams, and after a million."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    from auditor import memory_kept
+
+    report(**memory_kept(1_000_000, 50_000))
+
+
 def poison() -> None:
     """A side stream writes, or reads, a tensor late: unmarked, and marked. With and without poison
     a training step gives the same loss."""
@@ -306,4 +315,4 @@ if __name__ == "__main__":
     if sys.argv[2] == "clean":
         clean(sys.argv[3])
     else:
-        poison()
+        {"bound": bound, "poison": poison}[sys.argv[2]]()
