@@ -12,16 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from on_sim import build
 
 HERE = Path(__file__).resolve().parent
 BENCHMARKS = HERE.parent / "benchmarks"
-sys.path[:0] = [str(HERE / "shim")]
 
-torch = pytest.importorskip("torch")
-if torch.version.cuda is None or torch.cuda.is_available():
-    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
-
-import build  # noqa: E402
 
 #: A worker, as the benchmark's conductor starts it, but that it forks no children: the
 #: simulated device is there once it is imported.

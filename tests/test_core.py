@@ -158,7 +158,14 @@ def test_random_reads() -> None:
 
 @pytest.mark.parametrize(
     "header",
-    ["esper_alloc.h", "esper_report.h", "esper_sleep.h", "device/device.h", "device/sim/sim.h"],
+    [
+        "esper_alloc.h",
+        "esper_report.h",
+        "esper_sleep.h",
+        "device/device.h",
+        "device/sim/sim.h",
+        "python/capi.h",
+    ],
 )
 @pytest.mark.parametrize("language, standard", [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")])
 def test_header_compiles_alone(header: str, language: str, standard: str) -> None:

@@ -7,13 +7,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import on_sim  # noqa: F401
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-
-torch = pytest.importorskip("torch")
-if torch.version.cuda is None or torch.cuda.is_available():
-    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
 
 
 @pytest.fixture

@@ -380,34 +380,6 @@ def test_an_include_out_of_a_layer_is_named(start: str, end: str, tmp_path: Path
     assert edges_up(includes(tmp_path)) == [f"{start} -> {end}: #include"]
 
 
-@pytest.mark.parametrize(
-    ("start", "end"),
-    [
-        ("core/base/high.c", "device/device.h"),
-        ("device/sim/high.c", "device/device.h"),
-        ("device/cuda/high.c", "device/fd_server.h"),
-        ("device/device.h", "esper_alloc.h"),
-        ("replay/high.c", "device/sim/sim.h"),
-        ("sleep/high.c", "core/memory/asleep.h"),
-        ("python/high.c", "replay/low.h"),
-        ("esper_alloc.c", "device/cuda/cuda.h"),
-        ("torch/base/high.h", "python/capi.h"),
-        ("torch/auditor/high.h", "audit/audit.h"),
-        ("torch/auditor/high.h", "torch/uses/low.h"),
-        ("python/audit_capi.h", "audit/audit.h"),
-        ("python/_torch.cpp", "torch/allocator/allocator.h"),
-    ],
-)
-def test_an_include_that_goes_down_is_fine(start: str, end: str) -> None:
-    assert edges_up({(start, end): {"#include"}}) == []
-
-
-def test_a_circle_in_any_folder_is_named() -> None:
-    there, back = ("device/sim/a.c", "device/sim/b.c"), ("device/sim/b.c", "device/sim/a.c")
-    assert circle({there: {"b"}, back: {"a"}}) == ["device/sim/a.c", "device/sim/b.c", there[0]]
-    assert circle({there: {"b"}}) == []
-
-
 @pytest.fixture
 def shim(tmp_path: Path) -> Path:
     """A shim made up, whose options call the allocator that calls them."""

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from on_sim import build
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "shim"))
 
-torch = pytest.importorskip("torch")
-if torch.version.cuda is None or torch.cuda.is_available():
-    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
-
-import build  # noqa: E402
 
 HEAD = """
 import json

@@ -3,8 +3,6 @@ what PyTorch computes, every access to data is ordered, and memory is left to th
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,6 @@ torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu" / "programs"))
 
-import random_streams  # noqa: E402
 import stream_programs  # noqa: E402
 from stream_programs import STREAMS, Run, Step, Storage, make_program, values_of  # noqa: E402
 
@@ -183,46 +180,3 @@ def test_the_oracle_by_hand() -> None:
         Step("check", 0, inputs=(4,)),
     ]
     assert values_of(program) == {4: 8, 7: 20}
-
-
-# Running them in several processes
-
-
-def test_processes_share_the_programs() -> None:
-    assert random_streams.shares(10, 4) == [3, 3, 2, 2]
-    assert random_streams.shares(2, 4) == [1, 1]
-
-
-def test_what_processes_report_is_added(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = tmp_path / "one.py"
-    script.write_text(
-        "import json, sys\n"
-        "given = dict(zip(sys.argv[2::2], sys.argv[3::2]))\n"
-        "assert given['--delay'] == '0.5' and given['--uses'] == 'automatic', given\n"
-        "count, seed = int(given['--programs']), int(given['--seed'])\n"
-        "print(json.dumps(dict(programs=count, failed=1, first=[seed], checks=7, seconds=1)))\n"
-    )
-    monkeypatch.setattr(random_streams, "__file__", str(script))
-    options = ["--programs", "5", "--seed", "10", "--processes", "2", "--delay", "0.5"]
-    assert random_streams.main(options) == 1  # something failed
-    found = json.loads(capsys.readouterr().out)
-    assert found.pop("seconds") >= 0
-    assert found == {"programs": 5, "failed": 2, "first": [10, 13], "checks": 14}
-    script.write_text("raise SystemExit(3)")
-    with pytest.raises(subprocess.CalledProcessError):
-        random_streams.main(options)
-
-
-@pytest.mark.parametrize(
-    "wrong, said",
-    [
-        (["--programs", "0"], "at least 1"),
-        (["--without", "compiled,new"], "--without new: what can be left out is compiled, graph"),
-    ],
-)
-def test_wrong_options(wrong: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        random_streams.main(wrong)
-    assert said in " ".join(capsys.readouterr().err.split())

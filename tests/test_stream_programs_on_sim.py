@@ -11,15 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from on_sim import build
 
 SHIM = Path(__file__).resolve().parent / "shim"
-sys.path.insert(0, str(SHIM))
-
-torch = pytest.importorskip("torch")
-if torch.version.cuda is None or torch.cuda.is_available():
-    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
-
-import build  # noqa: E402
 
 
 @pytest.fixture

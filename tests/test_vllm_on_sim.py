@@ -13,16 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from on_sim import build
+
+from esper_alloc.torch_allocator import vllm_sleep
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "shim"))
-
-torch = pytest.importorskip("torch")
-if torch.version.cuda is None or torch.cuda.is_available():
-    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
-
-import build  # noqa: E402
-from esper_alloc.torch_allocator import vllm_sleep  # noqa: E402
 
 DEVICE_ALLOCATOR = """
 DEFERRABLE_TAGS = ("weights", "kv_cache")

@@ -3,19 +3,11 @@ through PyTorch on the simulated device: tests/episodes/rule_2.c has the same in
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))
-
-torch = pytest.importorskip("torch")
-if torch.version.cuda is None or torch.cuda.is_available():
-    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
-
-import build  # noqa: E402
+from on_sim import build
 
 CODE = """
 import json

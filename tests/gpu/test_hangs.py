@@ -40,13 +40,3 @@ def test_a_ring_of_flags_over_two_devices_completes(mark: str) -> None:
     assert found["hung"] == 0
     assert found["wrong"] == 0
     assert found["held_back_in_vain"], "the host was not held back: nothing was tested"
-
-
-@pytest.mark.two_gpus
-@pytest.mark.parametrize("mark", MARKS)
-def test_a_ring_over_nccl_completes(mark: str) -> None:
-    found = run_program("nccl_ring", mark, "10")
-    assert found["hung"] == 0
-    assert found["wrong"] == 0
-    assert found["reused"], "the memory asked for next is not a block just sent"
-    assert found["in_vain"], "no host was held back: nothing was tested"

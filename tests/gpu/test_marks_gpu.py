@@ -1,4 +1,5 @@
-"""Marks from Python on a real device: delayed readers check what they read."""
+"""Marks beside captures on a real device: delayed readers check what they read. The control, without
+a mark, is in test_b8pt01.py."""
 
 from __future__ import annotations
 
@@ -12,10 +13,6 @@ TRIES = 20
 # Marked memory serves again, as there is no other: the host waits for its reader
 # before, which is what these scenarios put to the test.
 WAITED_FOR = [
-    "event",
-    "view",
-    "nested_scopes",
-    "other_thread",
     "capture_in_other_thread",
     "global_capture_in_other_thread",
 ]
@@ -37,14 +34,3 @@ def test_a_capture_that_nobody_announced() -> None:
     assert found["tries"] == TRIES
     assert found["wrong"] == 0
     assert found["reused"] == 0, "memory that a graph still touches was handed out"
-
-
-def test_unmarked_memory_is_overwritten() -> None:
-    """The control: a scenario does corrupt where nothing protects. In classic segments: pages of
-    mapped ones may move away under the reader."""
-    found = run_program(
-        "marks", "view_unmarked", str(TRIES), env={"ESPER_ALLOC_SEGMENTS": "classic"}
-    )
-    assert found["tries"] == TRIES
-    # A fresh stream can share a hardware queue with the owner's, which then waits.
-    assert found["wrong"] >= 0.8 * TRIES

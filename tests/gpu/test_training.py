@@ -30,11 +30,6 @@ def ours() -> dict[str, Any]:
     return train(OURS)
 
 
-@pytest.fixture(scope="module")
-def ours_by_environment() -> dict[str, Any]:
-    return train(OURS, ESPER_ALLOC="1")
-
-
 def test_native_repeats_itself(native: dict[str, Any]) -> None:
     assert train(NATIVE) == native, "the models are not deterministic: nothing can be compared"
 
@@ -44,10 +39,3 @@ def test_losses_equal_natives(model: str, ours: dict[str, Any], native: dict[str
     assert len(ours[model]) == 20
     assert len(set(ours[model])) > 10, "the losses hardly vary: little would be compared"
     assert ours[model] == native[model]
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_enabled_by_the_environment(
-    model: str, ours_by_environment: dict[str, Any], native: dict[str, Any]
-) -> None:
-    assert ours_by_environment[model] == native[model]

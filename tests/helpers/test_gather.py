@@ -122,20 +122,6 @@ def test_global_there_is_one_permutation_and_no_sample_comes_twice(layout, seed,
     assert plans[0].permutation.tolist() == expected
 
 
-@given(layout=layouts(), seed=seeds)
-def test_epoch_0_is_the_permutation_of_the_plain_seed(layout, seed) -> None:
-    assert epoch_seed(seed, 0) == seed % 2**64
-    if layout.world_size > 1 or not layout.length:
-        return
-    plan = plan_epoch(layout, seed, 0)
-    for share in plan.shares:
-        if layout.order == "per_device":
-            base = (seed + 1009 * device_index(share.device)) % 2**64
-            assert share.order.tolist() == permutation(layout.length, base)
-        else:
-            assert plan.permutation.tolist() == permutation(layout.length, seed)
-
-
 def test_other_epochs_come_from_the_documented_mix() -> None:
     def documented(x: int) -> int:
         x ^= x >> 30
@@ -269,38 +255,6 @@ def targets_of(batches) -> list[list[list[int]]]:
     return [[targets.tolist() for _, targets in batch] for batch in batches]
 
 
-@given(
-    length=st.integers(0, 40),
-    n_envs=st.integers(1, 5),
-    size=st.integers(1, 6),
-    order=st.sampled_from(["per_device", "global"]),
-    shuffle=st.booleans(),
-    drop_last=st.booleans(),
-    reuse=st.integers(0, 2),
-)
-def test_batches_are_what_the_plan_says(
-    length, n_envs, size, order, shuffle, drop_last, reuse
-) -> None:
-    inputs, targets = data(length)
-    batches = iterator(
-        length, n_envs=n_envs, batch_size_per_env=size, order=order, shuffle=shuffle,
-        drop_last=drop_last, reuse=reuse,
-    )  # fmt: skip
-    layout = Layout(length, ("cpu",) * n_envs, size, order, drop_last)
-    for epoch in range(2):
-        plan = plan_epoch(layout, 7, epoch, shuffle)
-        count = 0
-        for number, batch in enumerate(batches):
-            count += 1
-            assert isinstance(batch, list)
-            wanted = [part for part in plan.indices(number) if len(part)]
-            assert len(batch) == len(wanted)
-            for (x, y), part in zip(batch, wanted):
-                assert torch.equal(x, inputs[part]) and torch.equal(y, targets[part])
-            batch.done()
-        assert count == len(batches) == layout.batches
-
-
 def test_empty_data_and_batches_larger_than_the_data() -> None:
     for drop_last in (True, False):
         assert list(iterator(0, drop_last=drop_last)) == []
@@ -341,11 +295,6 @@ def test_batches_are_ordinary_tensors_in_every_mode() -> None:
         seed=1,
     )
     assert not next(iter(batches))[0][0].requires_grad
-
-
-def test_to_the_device_is_the_identity() -> None:
-    (x, y), *_ = next(iter(iterator()))
-    assert x.to("cpu") is x and y.to("cpu") is y
 
 
 def test_dicts_of_tensors() -> None:
@@ -604,16 +553,6 @@ def test_a_state_may_hold_integers_of_any_kind() -> None:
     assert all(type(value) is int for value in batches.state_dict().values())
 
 
-def test_any_epoch_can_be_had_alone() -> None:
-    whole = iterator()
-    epochs = [targets_of(whole) for _ in range(6)]
-    assert len({str(epoch) for epoch in epochs}) == 6
-    for number in (5, 0, 3):
-        alone = iterator()
-        alone.load_state_dict({"seed": 7, "epoch": number, "cursor": 0})
-        assert targets_of(alone) == epochs[number]
-
-
 @pytest.mark.parametrize(
     "state, error",
     [
@@ -638,24 +577,6 @@ def test_a_bad_state_changes_nothing(state, error) -> None:
         batches.load_state_dict(state)
     assert batches.state_dict() == before
     assert targets_of([first]) != targets_of([next(batches)])
-
-
-@given(
-    world_size=st.integers(1, 4),
-    order=st.sampled_from(["per_device", "global"]),
-    drop_last=st.booleans(),
-)
-def test_ranks_see_different_samples(world_size, order, drop_last) -> None:
-    ranks = [
-        iterator(rank=rank, world_size=world_size, order=order, drop_last=drop_last)
-        for rank in range(world_size)
-    ]
-    assert len({len(one) for one in ranks}) == 1
-    for _ in range(2):
-        seen = [t for one in ranks for batch in one for _, y in batch for t in y.tolist()]
-        assert len(seen) == len(set(seen))
-        if not drop_last:
-            assert sorted(seen) == list(range(50))
 
 
 # Rings
@@ -888,14 +809,6 @@ def test_normalisation_is_as_documented(dtype) -> None:
             assert torch.equal(x, floats[y].sub(mean[..., 0]).div(std[..., 0]).to(x.dtype))
 
 
-def test_conversion_alone_keeps_values() -> None:
-    pictures = images()
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for batch in transformed(pictures, ImageTransform(dtype=dtype)):
-            for x, y in batch:
-                assert x.dtype == dtype and torch.equal(x, pictures[y].to(dtype))
-
-
 def drawn_by_hand(sample: int, seed: int, crop: int, flip: float) -> tuple[int, int, bool]:
     h = mix(mix(seed) + (sample + 1) * GAMMA)
     places = 2 * crop + 1
@@ -1031,13 +944,6 @@ def test_global_perm_is_the_epochs_order(root) -> None:
     iter(batches)
     assert batches._global_perm.tolist() == permutation(60, 5)
     assert cifar_iterator(root)._global_perm is None
-
-
-def test_the_same_seed_gives_the_same_batches(root) -> None:
-    write_cifar(root, "cifar10")
-    for order in ("per_device", "global"):
-        same = [targets_of(cifar_iterator(root, order=order)) for _ in range(2)]
-        assert same[0] == same[1] != targets_of(cifar_iterator(root, order=order, seed=6))
 
 
 def test_other_forms_of_cifar(root) -> None:

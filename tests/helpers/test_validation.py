@@ -1,7 +1,6 @@
 """fused_validation_batch on the CPU: values, shapes, what is marked, errors.
 
-The streams are in tests/gpu/test_fused_validation.py, the bug that it answers on the
-simulated device in tests/core/whole/test_validation.c.
+The streams are in tests/gpu/test_fused_validation.py.
 """
 
 from __future__ import annotations

@@ -24,6 +24,17 @@ pytestmark = pytest.mark.usefixtures("driver")
 #: Makes `import torch` fail as it does where there is none.
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 
+#: At hand in each process.
+REFUSAL = """
+def refusal(kind, call):
+    "What the call's error says, which is of that kind."
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError("no error")
+"""
+
 
 def run(source: str, **env: str) -> str:
     """Runs source in a fresh process; what it printed, warnings included."""
@@ -32,7 +43,7 @@ def run(source: str, **env: str) -> str:
     root = str(Path(esper_alloc.__file__).parents[1])
     clean["PYTHONPATH"] = os.pathsep.join([root, clean.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
+        [sys.executable, "-c", REFUSAL + textwrap.dedent(source)],
         env={**clean, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -269,17 +280,13 @@ esper_alloc.enable(uses="marked")
 assert torch.cuda.get_allocator_backend() == "pluggable"
 assert esper_alloc.is_enabled()
 esper_alloc.record_use(torch.ones(3))
-try:
-    esper_alloc.enable(uses="automatic")
-except esper_alloc.UnavailableError as error:
-    assert "was built for torch 1.0" in str(error)
-else:
-    raise AssertionError("automatic uses")
+said = refusal(esper_alloc.UnavailableError, lambda: esper_alloc.enable(uses="automatic"))
+assert "was built for torch 1.0" in said, said
 """
     printed = run(OTHER_TORCH + program, ESPER_ALLOC=variable)
     (said,) = [line for line in printed.splitlines() if "Warning" in line]
-    assert "RuntimeWarning: esper_alloc was built for torch 1.0, and this is torch 2." in said
-    assert said.endswith("without statistics, snapshots and automatic uses.")
+    assert "RuntimeWarning: esper_alloc was built for torch 1.0, and this is torch 2." in said, said
+    assert said.endswith("without statistics, snapshots and automatic uses."), said
 
 
 @needs_core
@@ -315,13 +322,9 @@ def test_without_torch_the_error_says_what_to_install():
             import esper_alloc
             for call in (esper_alloc.enable, esper_alloc.allocator,
                          esper_alloc.pluggable_allocator):
-                try:
-                    call()
-                except RuntimeError as error:
-                    assert "needs PyTorch" in str(error), error
-                    assert "pip install" in str(error)
-                else:
-                    raise AssertionError(call)
+                said = refusal(RuntimeError, call)
+                assert "needs PyTorch" in said, said
+                assert "pip install" in said, said
             """
         )
     )
@@ -357,12 +360,8 @@ def test_the_switch_turns_enable_off():
                 continue
             raise AssertionError(wrong)
         for kind in ("poison", "fence"):
-            try:
-                esper_alloc.audit(**{kind: True}).__enter__()
-            except RuntimeError as error:
-                assert str(error).endswith("memory only, and ESPER_ALLOC=0 turns it off."), error
-            else:
-                raise AssertionError(kind)
+            said = refusal(RuntimeError, lambda: esper_alloc.audit(**{kind: True}).__enter__())
+            assert said.endswith("memory only, and ESPER_ALLOC=0 turns it off."), said
         print(esper_alloc.report(), end="")
         """,
         ESPER_ALLOC="0",
@@ -547,12 +546,8 @@ def test_values_that_nobody_knows_are_named_at_once(name, value, words):
         f"""
         import esper_alloc
         for call in (esper_alloc.enable, esper_alloc.allocator, esper_alloc.pluggable_allocator):
-            try:
-                call()
-            except ValueError as error:
-                assert str(error) == "{name}={value} {words}", error
-            else:
-                raise AssertionError("enabled")
+            said = refusal(ValueError, call)
+            assert said == "{name}={value} {words}", said
         assert not esper_alloc.is_enabled()
         import torch
         assert torch.cuda.get_allocator_backend() == "native"
@@ -610,12 +605,8 @@ def test_pytorchs_other_backend_stays_and_the_error_says_so(name):
         import os, torch, esper_alloc
         [name] = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & set(os.environ)
         for ask in (esper_alloc.enable, esper_alloc.allocator):
-            try:
-                ask()
-            except esper_alloc.UnavailableError as error:
-                assert f"remove backend:cudaMallocAsync from {name}." in str(error)
-            else:
-                raise AssertionError("enabled")
+            said = refusal(esper_alloc.UnavailableError, ask)
+            assert f"remove backend:cudaMallocAsync from {name}." in said, said
         assert not esper_alloc.is_enabled()
         assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
         """,
@@ -640,13 +631,9 @@ def test_enable_after_cuda_started_says_so():
         """
         import torch, esper_alloc
         torch.cuda.is_initialized = lambda: True
-        try:
-            esper_alloc.enable()
-        except RuntimeError as error:
-            assert "came too late: CUDA is initialised" in str(error)
-            assert "python -m esper_alloc run" in str(error)
-        else:
-            raise AssertionError("enabled")
+        said = refusal(RuntimeError, esper_alloc.enable)
+        assert "came too late: CUDA is initialised" in said, said
+        assert "python -m esper_alloc run" in said, said
         assert not esper_alloc.is_enabled()
         assert torch.cuda.get_allocator_backend() == "native"
         """
@@ -708,12 +695,8 @@ def test_choices_are_handed_to_the_core_and_to_children_and_kept():
         for same in ("1024M", 1 << 30):
             esper_alloc.enable(allowance=same)
         for late in ({"allowance": None}, {"allowance": 0}, {"segments": "auto"}):
-            try:
-                esper_alloc.enable(**late, uses="automatic")
-            except RuntimeError as error:
-                assert "enabled already, with " in str(error)
-            else:
-                raise AssertionError("changed")
+            said = refusal(RuntimeError, lambda: esper_alloc.enable(**late, uses="automatic"))
+            assert "enabled already, with " in said, said
         assert parse_size(os.environ["ESPER_ALLOC_ALLOWANCE"]) == 1 << 30
         assert os.environ["ESPER_ALLOC_SEGMENTS"] == "classic"
         assert "ESPER_ALLOC_USES" not in os.environ
@@ -790,12 +773,8 @@ def test_pytorchs_option_counts_more_than_the_variable(given, named, monkeypatch
     run(
         f"""
         import os, esper_alloc
-        try:
-            esper_alloc.enable(segments={"classic" if mapped else "mapped"!r})
-        except ValueError as error:
-            assert "contradicts {named.replace(" ", "")} in" in str(error), error
-        else:
-            raise AssertionError("enabled")
+        said = refusal(ValueError, lambda: esper_alloc.enable(segments={"classic" if mapped else "mapped"!r}))
+        assert "contradicts {named.replace(" ", "")} in" in said, said
         assert not esper_alloc.is_enabled()
         esper_alloc.enable()
         assert os.environ.get("NCCL_P2P_DIRECT_DISABLE") == {"1" if mapped else None!r}
@@ -811,12 +790,8 @@ def test_a_choice_that_comes_too_late_changes_nothing():
         """
         import os, torch, esper_alloc
         torch.cuda.is_initialized = lambda: True
-        try:
-            esper_alloc.enable(allowance=0, uses="automatic")
-        except RuntimeError as error:
-            assert "came too late" in str(error)
-        else:
-            raise AssertionError("enabled")
+        said = refusal(RuntimeError, lambda: esper_alloc.enable(allowance=0, uses="automatic"))
+        assert "came too late" in said, said
         assert not {"ESPER_ALLOC_ALLOWANCE", "ESPER_ALLOC_USES"} & set(os.environ)
         """
     )
@@ -829,12 +804,8 @@ def test_uses_cannot_be_automatic_behind_function_pointers():
         import torch, esper_alloc
         torch.cuda.memory.change_current_allocator(esper_alloc.pluggable_allocator())
         esper_alloc.enable(uses="marked")
-        try:
-            esper_alloc.enable(uses="automatic")
-        except RuntimeError as error:
-            assert "cannot be automatic on pluggable_allocator()" in str(error)
-        else:
-            raise AssertionError("enabled")
+        said = refusal(RuntimeError, lambda: esper_alloc.enable(uses="automatic"))
+        assert "cannot be automatic on pluggable_allocator()" in said, said
         """
     )
 
@@ -851,12 +822,8 @@ def test_without_a_driver_the_error_names_it():
         esper_alloc.enable()
         for call in (lambda: torch._C._cuda_memoryStats(0),
                      lambda: torch._C._cuda_emptyCache()):
-            try:
-                call()
-            except RuntimeError as error:
-                assert "esper_alloc cannot serve this process: " in str(error), error
-            else:
-                raise AssertionError("worked without a GPU")
+            said = refusal(RuntimeError, call)
+            assert "esper_alloc cannot serve this process: " in said, said
         """
     )
 

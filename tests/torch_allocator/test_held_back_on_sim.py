@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shim"))
-
-torch = pytest.importorskip("torch")
-if torch.version.cuda is None or torch.cuda.is_available():
-    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
-
-import build  # noqa: E402
+from on_sim import build
 
 #: A call that is held back is let go by another Python thread, or ends in vain after 20 s.
 PROGRAM = """

@@ -9,14 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shim"))
-
-torch = pytest.importorskip("torch")
-if torch.version.cuda is None or torch.cuda.is_available():
-    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
-
-import build  # noqa: E402
+from on_sim import build
 
 BEGIN = """
 import gc, simulated, torch, esper_alloc

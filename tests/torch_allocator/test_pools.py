@@ -7,7 +7,6 @@ what PyTorch asks of the CUDA runtime on its way there is answered by
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -140,14 +139,6 @@ def storage_at(address, size):
     # What a replayed graph's output is: it owns nothing.
     return _C._construct_storage_from_data_pointer(address, torch.device("cuda", 0), size)
 """
-
-
-def announces_captures() -> bool:
-    """Whether this PyTorch tells its allocator when a capture begins."""
-    spec = importlib.util.find_spec("torch")
-    assert spec and spec.origin
-    header = Path(spec.origin).parent / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
-    return "markCaptureBegin" in header.read_text()
 
 
 def test_a_tree_puts_a_checkpoint_back(libraries: dict[str, Path]) -> None:
@@ -350,121 +341,6 @@ def test_a_mem_pool_whose_segments_are_ours(libraries: dict[str, Path], kind: st
         assert reserved() == 0
         """,
         ESPER_ALLOC_SEGMENTS=kind,
-    )
-
-
-@on_both_kinds
-def test_a_mem_pool_goes_with_its_memory(libraries: dict[str, Path], kind: str) -> None:
-    run(
-        libraries,
-        """
-        pool = torch.cuda.MemPool()
-        assert pool.use_count() == 1
-        with torch.cuda.use_mem_pool(pool):
-            assert pool.use_count() == 2
-            a = memory(6 * MiB)
-        assert pool.use_count() == 1
-        assert {s["segment_pool_id"] for s in pool.snapshot()} == {tuple(pool.id)}
-        b = memory(6 * MiB)
-        assert len(pool.snapshot()) == 1 and len(torch.cuda.memory_snapshot()) == 2
-        del a
-        del pool
-        assert reserved() == segment_of(6)  # gone without empty_cache
-        del b
-        """,
-        ESPER_ALLOC_SEGMENTS=kind,
-    )
-
-
-def test_mem_pools_nest_and_are_their_threads(libraries: dict[str, Path]) -> None:
-    run(
-        libraries,
-        """
-        def pool_of(tensor):
-            (found,) = [s["segment_pool_id"] for s in segments()
-                        if 0 <= tensor.data_ptr() - s["address"] < s["total_size"]]
-            return found
-        outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
-        seen = {}
-        def elsewhere():
-            seen["without"] = pool_of(memory(MiB))
-            with torch.cuda.use_mem_pool(inner):
-                seen["with"] = pool_of(memory(MiB))
-        with torch.cuda.use_mem_pool(outer):
-            assert pool_of(memory(MiB)) == tuple(outer.id)
-            thread = threading.Thread(target=elsewhere)
-            thread.start()
-            thread.join()
-            with torch.cuda.use_mem_pool(inner):
-                assert pool_of(memory(MiB)) == tuple(inner.id)
-            assert pool_of(memory(MiB)) == tuple(outer.id)
-            refused(RuntimeError, "already", _C._cuda_beginAllocateCurrentThreadToPool, 0, outer.id)
-        assert seen == {"without": (0, 0), "with": tuple(inner.id)}
-        assert pool_of(memory(MiB)) == (0, 0)
-        """,
-    )
-
-
-@on_both_kinds
-def test_the_default_pools_cache_goes_while_a_mem_pool_is_used_if_captures_are_announced(
-    libraries: dict[str, Path], kind: str
-) -> None:
-    run(
-        libraries,
-        f"""
-        pool = torch.cuda.MemPool()
-        memory(6 * MiB)
-        with torch.cuda.use_mem_pool(pool):
-            torch.cuda.empty_cache()
-            assert reserved() == {"0" if announces_captures() else "segment_of(6)"}
-        torch.cuda.empty_cache()
-        assert reserved() == 0
-        """,
-        ESPER_ALLOC_SEGMENTS=kind,
-    )
-
-
-def test_a_mem_pool_that_does_not_split(libraries: dict[str, Path]) -> None:
-    run(
-        libraries,
-        """
-        pool = torch.cuda.MemPool(no_split=True)
-        with torch.cuda.use_mem_pool(pool):
-            a, b, c = memory(MiB // 2), memory(3 * MiB), memory(3 * MiB)
-        sizes = sorted((s["total_size"], len(s["blocks"])) for s in pool.snapshot())
-        assert sizes == [(2 * MiB, 1), (20 * MiB, 1), (20 * MiB, 1)], sizes
-        address = b.data_ptr()
-        del b
-        with torch.cuda.use_mem_pool(pool):
-            assert memory(5 * MiB).data_ptr() == address
-        """,
-        ESPER_ALLOC_SEGMENTS="classic",
-    )
-
-
-def test_a_mem_pool_serves_when_memory_is_short(libraries: dict[str, Path]) -> None:
-    run(
-        libraries,
-        """
-        total = esper_alloc._core.driver_report()["devices"][0]["total_bytes"]
-        _C._cuda_setMemoryFraction(56 * MiB / total, 0)
-        spare = torch.cuda.MemPool(use_on_oom=True)
-        strict = torch.cuda.MemPool()
-        with torch.cuda.use_mem_pool(spare):
-            a = memory(12 * MiB)
-            kept = memory(10 * MiB)
-        with torch.cuda.use_mem_pool(strict):
-            b = memory(14 * MiB)
-        address = a.data_ptr()
-        full = memory(16 * MiB)
-        refused(torch.cuda.OutOfMemoryError, "private pools", memory, 11 * MiB)
-        del a, b
-        c = memory(11 * MiB)
-        assert c.data_ptr() == address
-        del c
-        del spare  # with its last tensors alive
-        refused(torch.cuda.OutOfMemoryError, "allocated in private pools", memory, 40 * MiB)
-        """,
     )
 
 

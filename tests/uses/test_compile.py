@@ -117,19 +117,6 @@ def test_the_function_is_one_operator_at_its_place():
     assert graphs.marks() == [("record_use.default", (3, 0, True))]
 
 
-def test_the_method_is_the_same():
-    side = stream(5)
-
-    def f(x):
-        r = x.cos()
-        x.record_use(side)
-        return r.exp()
-
-    graphs = on_fake_cuda(f, (4,))
-    assert graphs.names() == ["cos.default", "record_use.default", "exp.default"]
-    assert graphs.marks() == [("record_use.default", (5, 0, True))]
-
-
 def test_the_method_called_through_the_class_is_the_same():
     side, method = stream(5), None
 
@@ -531,23 +518,6 @@ def test_in_any_mode_memory_is_protected_until_its_free(monkeypatch):
     with torch.inference_mode():
         graphs.call(torch.ones(4), w)
     assert graphs.marks() == [("record_use.default", (0, -1, True))] * 2
-
-
-def test_eager_backend_gets_the_calls_in_order():
-    side, seen = stream(), []
-
-    def backend(module, inputs):
-        seen.extend(str(n.target) for n in module.graph.nodes if n.op == "call_function")
-        return module
-
-    def f(x):
-        y = x + 1
-        esper_alloc.record_use(y, side)
-        return y
-
-    with FakeTensorMode():
-        torch.compile(f, backend=backend, fullgraph=True)(torch.ones(3, device="cuda"))
-    assert seen[-1].startswith("esper_alloc.record_use")
 
 
 # Inductor, on CPU tensors: there the operators themselves are called

@@ -6,10 +6,8 @@
 #include <stdbool.h>
 
 #include "core/api/checkpoint.h"
-#include "world.h"
+#include "one_world.h"
 
-__attribute__((unused)) static world w;
-__attribute__((unused)) static esper_stream r, s, t;
 __attribute__((unused)) static esper_pool *pool;
 
 enum { ID = 7 };
@@ -17,9 +15,7 @@ enum { ID = 7 };
 static inline void begin_with(const sim_options *options)
 {
   world_begin_with(&w, options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
+  name_streams();
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
 }
 
@@ -27,11 +23,6 @@ static inline void begin(void)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
   begin_with(&options);
-}
-
-static inline void end(void)
-{
-  world_end(&w);
 }
 
 static inline void *get(size_t size, esper_stream stream)

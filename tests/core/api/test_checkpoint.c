@@ -3,38 +3,6 @@
 
 #include "checkpoint_world.h"
 
-TEST(it_has_every_block_and_hole_of_the_pool)
-{
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1};
-  begin_with(&options);
-  void *a = get(4 * MIB, r), *b = get(6 * MIB - 100, r), *c = get(1000, s);
-  world_malloc(&w, 512, r); /* of another pool */
-  world_free(&w, a);
-  esper_checkpoint *checkpoint = take();
-  CHECK_EQ(checkpoint->device, 0);
-  CHECK(checkpoint->id[0] == ID && checkpoint->id[1] == 0);
-  CHECK_EQ(checkpoint->chain_count, 2); /* large and small blocks lie apart */
-  int live = 0;
-  for (size_t i = 0; i < 2; i++) {
-    const chain_t *chain = &checkpoint->chains[i];
-    uintptr_t at = chain->address;
-    for (size_t k = 0; k < chain->count; k++) {
-      const part_t *part = &checkpoint->parts[chain->first + k];
-      CHECK_EQ(part->live, at == (uintptr_t)b || at == (uintptr_t)c);
-      CHECK_EQ(part->requested, at == (uintptr_t)b ? 6 * MIB - 100 : at == (uintptr_t)c ? 1000 : 0);
-      CHECK(!part->live || part->user);
-      live += part->live;
-      at += part->size;
-    }
-    CHECK_EQ(at, chain->address + chain->size);
-  }
-  CHECK_EQ(live, 2);
-  esper_checkpoint_free(checkpoint);
-  end();
-}
-
 TEST(two_segments_of_a_checkpoint_have_no_part_in_common)
 {
   chain_t chains[2] = {{.size = 512, .count = 1}, {.size = 512, .first = 1, .count = 1}};

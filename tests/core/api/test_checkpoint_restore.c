@@ -39,49 +39,6 @@ TEST(what_was_live_is_live_again_at_its_address)
   end();
 }
 
-TEST(a_checkpoint_serves_again_and_again)
-{
-  begin();
-  void *a = get_front();
-  esper_checkpoint *checkpoint = take();
-  for (int i = 0; i < 50; i++) {
-    world_free(&w, a);
-    if (i % 2)
-      get(18 * MIB, r);
-    if (i % 3)
-      get((size_t)(i + 1) * MIB, s);
-    esper_checkpoint_delta delta = restore(checkpoint, r);
-    CHECK_EQ(delta.live_count, 1);
-    CHECK(delta.live[0] == a);
-    free(delta.freed);
-  }
-  esper_checkpoint_free(checkpoint);
-  end();
-}
-
-TEST(a_block_that_is_live_is_freed_and_live)
-{
-  begin();
-  void *a = get_front();
-  esper_checkpoint *checkpoint = take();
-  esper_stats before = world_stats(&w, 0);
-  esper_checkpoint_delta delta = restore(checkpoint, r);
-  CHECK_EQ(delta.freed_count, 1);
-  CHECK_EQ(delta.live_count, 1);
-  CHECK(delta.freed[0] == a && delta.live[0] == a);
-  esper_stats after = world_stats(&w, 0);
-  CHECK_EQ(after.allocated_bytes[ESPER_ALL].current, before.allocated_bytes[ESPER_ALL].current);
-  CHECK_EQ(after.allocated_bytes[ESPER_ALL].peak, before.allocated_bytes[ESPER_ALL].peak);
-  CHECK_EQ(after.allocation[ESPER_ALL].freed, before.allocation[ESPER_ALL].freed + 1);
-  free(delta.freed);
-  world_free(&w, a);
-  void *again = NULL;
-  CHECK_STATUS(esper_free(w.core, a), ESPER_INVALID);
-  CHECK(!again);
-  esper_checkpoint_free(checkpoint);
-  end();
-}
-
 /* A block that was lent when the checkpoint was taken is lent again. */
 TEST(a_borrower_is_a_borrower_again)
 {
@@ -112,77 +69,6 @@ TEST(a_borrower_is_a_borrower_again)
   CHECK(sim_pending_all(w.s) > 0);
   CHECK(get(6 * MIB, r) == a);
   CHECK_EQ(sim_pending_all(w.s), 0); /* the host has waited */
-  esper_checkpoint_free(checkpoint);
-  end();
-}
-
-/* A tree: one graph is recorded, replayed, and a second one is recorded after it,
- * whose memory must not be the first one's output. */
-TEST(a_graphs_output_is_there_when_the_next_is_recorded)
-{
-  begin();
-  capture_begin();
-  void *temporary = world_malloc(&w, 12 * MIB, r);
-  void *output = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, temporary);
-  world_kernel(&w, r, output);
-  world_free(&w, temporary);
-  sim_graph *first = capture_end();
-  esper_checkpoint *checkpoint = take();
-  world_free(&w, output); /* the caller dropped it; the graph runs again */
-  sim_graph_launch(w.s, first, 0, r.handle);
-  free(restore(checkpoint, r).freed);
-  CHECK(live_are((const void *[]){output}, 1));
-  capture_begin();
-  void *inner = world_malloc(&w, 12 * MIB, r);
-  CHECK(inner == temporary);
-  world_kernel(&w, r, inner);
-  world_free(&w, inner);
-  void *more = world_malloc(&w, 24 * MIB, r);
-  CHECK(more != output);
-  world_kernel(&w, r, more);
-  world_free(&w, output); /* dies inside, as what a forward pass saved does */
-  void *late = world_malloc(&w, 12 * MIB, r);
-  CHECK(late == inner || late == output);
-  world_kernel(&w, r, late);
-  sim_graph *second = capture_end();
-  sim_graph_launch(w.s, first, 0, r.handle);
-  sim_graph_launch(w.s, second, 0, r.handle);
-  world_check(&w);
-  sim_graph_destroy(w.s, first);
-  sim_graph_destroy(w.s, second);
-  esper_checkpoint_free(checkpoint);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  end();
-}
-
-/* Where in a capture a restore frees is unknown, so the memory waits for the next quiesce, which
- * waits for its readers. */
-TEST(what_a_restore_frees_waits_for_the_next_capture)
-{
-  begin();
-  capture_begin();
-  sim_graph *first = capture_end();
-  esper_checkpoint *checkpoint = take();
-  capture_begin();
-  void *output = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, output);
-  sim_graph *second = capture_end();
-  sim_graph_launch(w.s, second, 0, r.handle);
-  world_read_on(&w, s, output, r);
-  world_use(&w, output, s, 0);
-  esper_checkpoint_delta delta = restore(checkpoint, r);
-  CHECK_EQ(delta.freed_count, 1);
-  free(delta.freed);
-  CHECK(get(12 * MIB, r) != output);
-  capture_begin();
-  CHECK(world_malloc(&w, 12 * MIB, r) == output);
-  sim_graph *third = capture_end();
-  sim_graph_destroy(w.s, first);
-  sim_graph_destroy(w.s, second);
-  sim_graph_destroy(w.s, third);
   esper_checkpoint_free(checkpoint);
   end();
 }
@@ -340,28 +226,6 @@ TEST(random_programs_come_back)
 TEST(random_programs_on_pages_come_back)
 {
   random_programs(true);
-}
-
-/* What was live and what is live again are never live at the same time. */
-TEST(a_restore_raises_no_peak)
-{
-  begin();
-  void *p = get(12 * MIB, r);
-  esper_checkpoint *checkpoint = take();
-  world_free(&w, p);
-  CHECK(get(12 * MIB, r) == p);
-  get(12 * MIB, r); /* in a younger segment */
-  world_free(&w, p);
-  CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  esper_checkpoint_delta delta = restore(checkpoint, r);
-  CHECK(delta.freed_count == 1 && delta.live_count == 1);
-  free(delta.freed);
-  esper_stats stats = world_stats(&w, 0);
-  CHECK_EQ(stats.allocation[ESPER_ALL].peak, 1);
-  CHECK_EQ(stats.allocated_bytes[ESPER_ALL].peak, 12 * MIB);
-  CHECK_EQ(stats.active_bytes[ESPER_ALL].peak, 12 * MIB);
-  esper_checkpoint_free(checkpoint);
-  end();
 }
 
 TEST(memory_that_sleeps_is_not_restored)

@@ -43,47 +43,6 @@ TEST(uses_stay_on_the_bytes_they_are_of)
   }
 }
 
-/* record_stream: the restore is the free. Its event comes when the stream presents itself again. */
-TEST(a_use_that_ends_with_the_free_is_held_after_the_restore)
-{
-  begin();
-  esper_checkpoint *checkpoint = take();
-  void *a = get(12 * MIB, r);
-  world_read_on(&w, s, a, r);
-  world_record_stream(&w, a, s);
-  world_read_on(&w, s, a, r);
-  esper_checkpoint_delta delta = restore(checkpoint, r);
-  CHECK_EQ(delta.freed_count, 1);
-  CHECK_EQ(delta.live_count, 0);
-  free(delta.freed);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  CHECK(get(12 * MIB, r) != a);
-  world_malloc(&w, MIB, s);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
-  CHECK(get(12 * MIB, r) != a);
-  world_run(&w, r);
-  world_run(&w, s);
-  CHECK(get(12 * MIB, r) == a);
-  esper_checkpoint_free(checkpoint);
-  end();
-}
-
-/* ... and is carried by what stays live, to its own free. */
-TEST(a_use_that_ends_with_the_free_outlasts_a_restore)
-{
-  begin();
-  void *a = get(12 * MIB, r);
-  world_read_on(&w, s, a, r);
-  world_record_stream(&w, a, s);
-  esper_checkpoint *checkpoint = take();
-  free(restore(checkpoint, r).freed);
-  world_read_on(&w, s, a, r);
-  world_free(&w, a);
-  CHECK(get(12 * MIB, r) != a);
-  esper_checkpoint_free(checkpoint);
-  end();
-}
-
 TEST(more_streams_than_can_be_noted_are_held)
 {
   begin();
@@ -181,29 +140,6 @@ TEST(a_use_inside_a_capture_gets_no_event_after_a_restore)
   sim_graph_destroy(w.s, first);
   sim_graph_destroy(w.s, second);
   sim_graph_destroy(w.s, third);
-  esper_checkpoint_free(checkpoint);
-  end();
-}
-
-/* The restore takes back the free that ended the use, and the block is read again. */
-TEST(a_use_that_ended_with_a_free_lasts_until_the_next_one)
-{
-  begin();
-  void *p = get(12 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_record_stream(&w, p, s);
-  esper_checkpoint *checkpoint = take();
-  CHECK_OK(esper_free(w.core, p)); /* the oracle sees one owner: r has p before and after */
-  esper_checkpoint_delta delta;
-  CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));
-  CHECK(delta.live_count == 1 && delta.live[0] == p);
-  free(delta.freed);
-  world_use(&w, p, s, 0); /* becomes one use with the other */
-  CHECK_OK(sim_device_synchronize(w.s, 0));
-  world_read_on(&w, s, p, r);
-  world_free(&w, p);
-  world_check(&w);
-  CHECK(get(12 * MIB, r) != p);
   esper_checkpoint_free(checkpoint);
   end();
 }

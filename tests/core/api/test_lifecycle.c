@@ -2,19 +2,6 @@
 #include "core/base/types.h"
 #include "world.h"
 
-TEST(making_a_core_does_not_set_up_a_device)
-{
-  sim *s = sim_create(NULL);
-  esper_core *core;
-  CHECK_OK(esper_core_create(sim_driver(s), NULL, &core));
-  CHECK_EQ(sim_calls(s, SIM_CALL_any), sim_calls(s, SIM_CALL_device_count));
-  CHECK_EQ(esper_device_count(core), 1);
-  CHECK(esper_core_is_valid(core));
-  esper_core_destroy(core);
-  esper_core_destroy(NULL);
-  sim_destroy(s);
-}
-
 TEST(a_core_that_cannot_be_made_says_why)
 {
   sim *s = sim_create(NULL);
@@ -109,33 +96,6 @@ TEST(the_block_cache_serves_no_oversize_request_after_a_configuration)
   }
 }
 
-TEST(destroy_gives_live_memory_back_too)
-{
-  world w;
-  sim_options options = {.devices = 2};
-  world_begin_with(&w, &options, NULL);
-  void *p;
-  for (int d = 0; d < 2; d++) {
-    esper_stream a = world_stream(&w, d), b = world_stream(&w, 1 - d);
-    for (int i = 0; i < 20; i++) {
-      CHECK_OK(esper_malloc(w.core, (size_t)1 << i, a, &p));
-      CHECK_OK(esper_record_stream(w.core, p, b));
-      world_use(&w, p, b, 0);
-      if (i % 2)
-        CHECK_OK(esper_free(w.core, p));
-    }
-  }
-  esper_core_destroy(w.core);
-  for (int d = 0; d < 2; d++) {
-    sim_alive alive;
-    sim_count_alive(w.s, d, &alive);
-    CHECK_EQ(alive.bytes, 0);
-    CHECK_EQ(alive.events, 0);
-    CHECK_EQ(alive.streams, 0);
-  }
-  sim_destroy(w.s);
-}
-
 /* The driver takes pages at once. The reader is on the device that is destroyed last. */
 TEST(destroy_waits_for_work_that_uses_the_memory)
 {
@@ -180,19 +140,6 @@ TEST(destroy_does_not_wait_for_ever_where_nothing_completes)
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
   CHECK(w.failures); /* the driver got back what is still read */
-  sim_destroy(w.s);
-}
-
-/* Memory in use must not go, so that other waits that were in vain are no reason not to wait. */
-TEST(destroy_waits_though_an_earlier_wait_was_in_vain)
-{
-  world w;
-  begin_with_a_read_that_waits(&w);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK(sim_pending_all(w.s) > 0);
-  sim_raise_flag_now(w.s, 0);
-  esper_core_destroy(w.core);
-  CHECK_EQ(sim_pending_all(w.s), 0);
   sim_destroy(w.s);
 }
 

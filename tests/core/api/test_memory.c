@@ -1,25 +1,16 @@
 /* The public functions that allocate, mark and free memory, and look at it. */
 #include "core/base/types.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 static void begin_with(sim_options options)
 {
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
 }
 
 static void begin(void)
 {
   begin_with((sim_options){.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
-}
-
-static void end(void)
-{
-  world_end(&w);
 }
 
 /* ---- arguments ------------------------------------------------------------------ */
@@ -80,20 +71,6 @@ TEST(addresses_outside_live_blocks_are_refused)
   end();
 }
 
-TEST(only_the_start_of_a_live_block_is_freed)
-{
-  begin();
-  char *p = world_malloc(&w, 4096, r);
-  CHECK_STATUS(esper_free(w.core, p + 512), ESPER_INVALID);
-  CHECK_STATUS(esper_free(w.core, p - 512), ESPER_INVALID);
-  CHECK_STATUS(esper_free(w.core, p + 4096), ESPER_INVALID); /* the rest of the segment */
-  CHECK_STATUS(esper_free(w.core, &w), ESPER_INVALID);
-  CHECK_OK(esper_free(w.core, NULL));
-  world_free(&w, p);
-  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
-  end();
-}
-
 TEST(no_bytes_are_no_memory)
 {
   begin();
@@ -112,30 +89,6 @@ TEST(no_bytes_are_no_memory)
 }
 
 /* ---- looking at memory ----------------------------------------------------------- */
-
-TEST(find_block_knows_any_address_inside)
-{
-  begin();
-  esper_pool *pool;
-  char *p = world_malloc(&w, 5000, w.stream[2]);
-  void *q;
-  esper_block_info info;
-  CHECK_OK(esper_find_block(w.core, p + 4999, &info));
-  CHECK(info.address == p && info.live && info.stream == w.stream[2].handle);
-  CHECK_EQ(info.device, 0);
-  CHECK_EQ(info.size, 5120);
-  CHECK_EQ(info.requested, 5000);
-  CHECK(info.segment_address == p);
-  CHECK_EQ(info.segment_size, 2 * MIB);
-  CHECK(!info.mapped && !info.pool[0] && !info.pool[1]);
-  CHECK_OK(esper_pool_create(w.core, 1, 11, 22, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 512, world_stream(&w, 1), &q));
-  CHECK_OK(esper_find_block(w.core, q, &info));
-  CHECK_EQ(info.device, 1);
-  CHECK(info.pool[0] == 11 && info.pool[1] == 22);
-  CHECK_OK(esper_free(w.core, q));
-  end();
-}
 
 TEST(the_base_of_a_block_is_its_classic_segment)
 {

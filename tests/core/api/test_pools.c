@@ -47,32 +47,6 @@ TEST(misuse_is_refused_and_changes_nothing)
   end(); /* with routes: they go with the core */
 }
 
-TEST(references_are_counted)
-{
-  begin();
-  esper_pool *pool, *same;
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &same));
-  CHECK(pool == same);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  CHECK_EQ(references(ID), 3);
-  void *p = world_malloc(&w, 12 * MIB, r);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  for (int i = 2; i >= 0; i--) {
-    CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-    CHECK_EQ(references(ID), i);
-  }
-  world_kernel(&w, r, p); /* a block outlives its pool's references */
-  CHECK_OK(esper_pool_empty(w.core, 0, ID, 0));
-  CHECK_EQ(reserved(), 12 * MIB);
-  world_free(&w, p);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
-  CHECK_EQ(references(ID), 1);
-  end();
-}
-
 TEST(references_are_of_private_pools)
 {
   begin();
@@ -260,20 +234,6 @@ TEST(figures_of_pools_are_of_devices_only)
 
 /* ---- the default pool meanwhile ---------------------------------------------- */
 
-TEST(the_default_pool_stays_while_allocations_go_to_another)
-{
-  begin();
-  int count = 0;
-  world_free(&w, world_malloc(&w, 12 * MIB, r));
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, none, &count));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK(is_cached());
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK(!is_cached());
-  end();
-}
-
 TEST(the_cache_of_others_stays_while_a_pool_is_allocated_to)
 {
   begin();
@@ -344,25 +304,6 @@ TEST(the_default_pool_stays_while_an_announced_capture_goes_on)
   CHECK_STATUS(esper_capture_end(w.core, 9), ESPER_INVALID);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   end();
-}
-
-/* Nor is anything of it collected, nor before memory grows. */
-TEST(nothing_is_collected_while_an_announced_capture_goes_on)
-{
-  for (int announced = 0; announced < 2; announced++) {
-    sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                           .completion = SIM_AT_ONCE,
-                           .capacity = 100 * MIB};
-    esper_config config = {.garbage_collection_threshold = 0.1, .captures_are_announced = 1};
-    world_begin_with(&w, &options, &config);
-    CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.9));
-    world_free(&w, world_malloc(&w, 12 * MIB, w.stream[0]));
-    if (announced)
-      CHECK_OK(esper_capture_begin(w.core, 0));
-    world_malloc(&w, 30 * MIB, w.stream[0]);
-    CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, announced ? 2 : 1);
-    end();
-  }
 }
 
 /* ---- captures ----------------------------------------------------------------- */

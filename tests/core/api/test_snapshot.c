@@ -3,28 +3,20 @@
 #include <stdbool.h>
 
 #include "core/base/types.h"
-#include "world.h"
+#include "one_world.h"
 
-static world w;
-static esper_stream r, s;
 static esper_snapshot snapshot;
 
 static void begin_with(sim_options options)
 {
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
 }
 
 static void begin(void)
 {
   begin_with((sim_options){
       .oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD, .capacity = 64 * MIB});
-}
-
-static void end(void)
-{
-  world_end(&w);
 }
 
 static void take(int device)
@@ -115,35 +107,6 @@ TEST(a_snapshot_shows_segments_and_blocks_by_address)
   end();
 }
 
-TEST(segments_of_all_devices_come_by_address)
-{
-  begin_with((sim_options){.devices = 2});
-  for (int i = 0; i < 6; i++)
-    world_malloc(&w, 24 * MIB, world_stream(&w, i % 2));
-  for (int i = 0; i < 3; i++)
-    world_malloc(&w, 6 * MIB - 1000, r);
-  take(-1);
-  CHECK_EQ(snapshot.segment_count, 7);
-  int seen[2] = {0};
-  for (size_t i = 0; i < 7; i++) {
-    const esper_segment_entry *segment = &snapshot.segments[i];
-    uintptr_t at = segment->address;
-    seen[segment->device]++;
-    CHECK(i == 0 || segment[-1].address + segment[-1].size <= segment->address);
-    for (size_t k = 0; k < segment->block_count; k++) {
-      CHECK_EQ(snapshot.blocks[segment->first_block + k].address, at);
-      at += snapshot.blocks[segment->first_block + k].size;
-    }
-    CHECK_EQ(at, segment->address + segment->size);
-  }
-  CHECK(seen[0] == 4 && seen[1] == 3);
-  take(1);
-  CHECK_EQ(snapshot.segment_count, 3);
-  for (size_t i = 0; i < 3; i++)
-    CHECK_EQ(snapshot.segments[i].device, 1);
-  end_with_snapshot();
-}
-
 /* In a mapped segment, addresses without memory belong to nobody. */
 TEST(each_stretch_with_memory_is_a_segment_of_its_own)
 {
@@ -169,55 +132,12 @@ TEST(each_stretch_with_memory_is_a_segment_of_its_own)
   end_with_snapshot();
 }
 
-/* The driver would make a context there. */
-TEST(a_device_that_was_never_used_is_not_woken)
-{
-  begin();
-  world_malloc(&w, 512, r);
-  uint64_t calls = sim_calls(w.s, SIM_CALL_memory_total);
-  take(1);
-  CHECK_EQ(snapshot.segment_count + snapshot.block_count, 0);
-  take(-1);
-  CHECK_EQ(snapshot.segment_count, 1);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_total), calls);
-  end_with_snapshot();
-}
-
-TEST(a_pools_id_is_in_the_snapshot)
-{
-  begin();
-  esper_pool *pool;
-  void *p;
-  CHECK_OK(esper_pool_create(w.core, 0, 11, 22, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &p));
-  take(0);
-  CHECK_EQ(snapshot.segments[0].pool[0], 11);
-  CHECK_EQ(snapshot.segments[0].pool[1], 22);
-  CHECK_OK(esper_free(w.core, p));
-  end_with_snapshot();
-}
-
-/* It is the same state whether a block lies in the block cache or in a bin. */
-TEST(what_is_cached_is_inactive_and_merged)
-{
-  begin();
-  void *p = world_malloc(&w, 3 * MIB, r);
-  world_free(&w, p);
-  take(0);
-  CHECK_EQ(snapshot.block_count, 1);
-  CHECK_EQ(entry_of(p)->state, ESPER_BLOCK_INACTIVE);
-  CHECK_EQ(entry_of(p)->size, 20 * MIB);
-  CHECK_EQ(entry_of(p)->requested, 0);
-  end_with_snapshot();
-}
-
 /* ---- uses --------------------------------------------------------------------------- */
 
 TEST(uses_tell_their_kind)
 {
   begin();
   enum { PLAIN, AT_FREE, UNTIL_FREE, UNRECORDED, CAPTURED, KINDS };
-  esper_stream t = w.stream[2];
   void *p[KINDS];
   for (int i = 0; i < KINDS; i++)
     p[i] = world_malloc(&w, 512, i == CAPTURED ? t : r);

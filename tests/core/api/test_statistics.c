@@ -3,26 +3,17 @@
 #include <stdatomic.h>
 
 #include "core/blocks/heap.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 static void begin_with(sim_options options)
 {
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
 }
 
 static void begin(void)
 {
   begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
-}
-
-static void end(void)
-{
-  world_end(&w);
 }
 
 TEST(devices_that_are_not_there_have_no_figures)
@@ -114,7 +105,7 @@ TEST(peaks_and_totals_are_reset)
 static void *lend_and_mark(void)
 {
   begin();
-  esper_stream t = w.stream[2], o = w.stream[3];
+  esper_stream o = w.stream[3];
   void *x = world_malloc(&w, 9 * MIB, s);
   world_malloc(&w, 9 * MIB, s);
   world_free(&w, x);
@@ -165,36 +156,6 @@ TEST(figures_count_what_is_over_as_over)
 
 /* ---- counters --------------------------------------------------------------------- */
 
-TEST(counters_tell_what_is_pending_and_what_is_held)
-{
-  begin();
-  void *p[3];
-  for (int i = 0; i < 3; i++) {
-    p[i] = world_malloc(&w, (size_t)(12 + 2 * i) * MIB, r);
-    if (i == 2)
-      sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
-    world_use(&w, p[i], s, 0);
-  }
-  world_use(&w, p[0], w.stream[2], 0);
-  esper_counters now = world_counters(&w, 0);
-  CHECK_EQ(now.uses_pending, 4);
-  CHECK_EQ(now.bytes_pending + now.blocks_held, 0); /* all are live */
-  for (int i = 0; i < 3; i++)
-    world_free(&w, p[i]);
-  now = world_counters(&w, 0);
-  CHECK_EQ(now.bytes_pending, (12 + 14 + 16) * MIB);
-  CHECK_EQ(now.blocks_held, 1);
-  CHECK(now.metadata_bytes > 0);
-  sim_run_all(w.s);
-  now = world_counters(&w, 0);
-  CHECK_EQ(now.bytes_pending, 16 * MIB); /* what is held stays */
-  CHECK_EQ(now.uses_pending, 1);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  now = world_counters(&w, 0);
-  CHECK_EQ(now.bytes_pending + now.blocks_held + now.uses_pending, 0);
-  end();
-}
-
 /* The largest of any heap. */
 TEST(the_allowance_is_told)
 {
@@ -240,21 +201,6 @@ TEST(driver_calls_are_counted_by_name)
 }
 
 /* ---- limits ----------------------------------------------------------------------- */
-
-TEST(memory_info_is_the_drivers)
-{
-  begin_with((sim_options){.capacity = 100 * MIB});
-  size_t free, total;
-  world_malloc(&w, 30 * MIB, r);
-  CHECK_OK(esper_memory_info(w.core, 0, &free, &total));
-  CHECK_EQ(free, 70 * MIB);
-  CHECK_EQ(total, 100 * MIB);
-  sim_fail_call(w.s, SIM_CALL_memory_info, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_memory_info(w.core, 0, &free, &total), ESPER_DEVICE_ERROR);
-  CHECK_OK(esper_largest_available(w.core, 0, &free));
-  CHECK_EQ(free, 70 * MIB);
-  end();
-}
 
 /* What was freed last lies in a block cache. */
 TEST(the_largest_available_counts_cached_blocks_merged)

@@ -48,20 +48,6 @@ static void end(void)
     CHECK(esper_core_is_valid(w.core));  \
   } while (0)
 
-TEST(a_core_at_work_is_valid)
-{
-  begin();
-  CHECK(esper_core_is_valid(w.core));
-  sim_capture_begin(w.s, 0, r.handle);
-  world_malloc(&w, 512, r);
-  CHECK(esper_core_is_valid(w.core));
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(esper_core_is_valid(w.core));
-  sim_graph_destroy(w.s, graph);
-  world_malloc(&w, 20 * MIB, world_stream(&w, 1));
-  end();
-}
-
 /* The check itself closes the caches, and what is counted there is no mistake. */
 TEST(it_may_be_called_at_any_time)
 {

@@ -24,58 +24,6 @@ TEST(pieces_do_not_overlap)
   CHECK_EQ(arena.bytes, 0);
 }
 
-/* It grows by huge pages from some size on. */
-TEST(a_large_arena_loses_nothing)
-{
-  enum { LARGE = 200000, PIECE = 128 };
-  static uint32_t *piece[LARGE];
-  arena_t arena;
-  arena_init(&arena, PIECE);
-  for (uint32_t i = 0; i < LARGE; i++) {
-    piece[i] = arena_take(&arena);
-    CHECK((uintptr_t)piece[i] % 64 == 0);
-    for (int k = 0; k < PIECE / 4; k++)
-      piece[i][k] = i;
-  }
-  for (uint32_t i = 0; i < LARGE; i++)
-    for (int k = 0; k < PIECE / 4; k++)
-      CHECK_EQ(piece[i][k], i);
-  CHECK(arena_is_valid(&arena));
-  CHECK(arena.bytes >= (size_t)LARGE * PIECE);
-  CHECK(arena.bytes < (size_t)LARGE * PIECE * 9 / 8);
-  for (uint32_t i = 0; i < LARGE; i++)
-    arena_give(&arena, piece[i]);
-  CHECK(arena_is_valid(&arena));
-  CHECK_EQ(arena.live, 0);
-  arena_destroy(&arena);
-}
-
-/* ... while pieces of the last chunk are still fresh. */
-TEST(what_is_reserved_can_be_had)
-{
-  arena_t arena;
-  arena_init(&arena, 64);
-  for (int i = 0; i < 10; i++)
-    CHECK(arena_take(&arena));
-  CHECK(arena_reserve(&arena, MANY));
-  CHECK(arena_is_valid(&arena));
-  size_t bytes = arena.bytes;
-  for (int i = 0; i < MANY; i++)
-    CHECK(arena_take(&arena));
-  CHECK_EQ(arena.bytes, bytes);
-  CHECK(arena_is_valid(&arena));
-  arena_destroy(&arena);
-}
-
-TEST(odd_sizes_are_aligned_for_pointers)
-{
-  arena_t arena;
-  arena_init(&arena, 13);
-  for (int i = 0; i < 10; i++)
-    CHECK_EQ((uintptr_t)arena_take(&arena) % sizeof(void *), 0);
-  arena_destroy(&arena);
-}
-
 TEST(pieces_of_whole_cache_lines_begin_one)
 {
   enum { LARGE = 40 << 20 };

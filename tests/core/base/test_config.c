@@ -13,18 +13,6 @@ static config_t with(void)
   return config;
 }
 
-TEST(sizes_are_rounded_to_512)
-{
-  given = (esper_config){0};
-  config_t c = with();
-  CHECK_EQ(config_round(&c, 1), 512);
-  CHECK_EQ(config_round(&c, 512), 512);
-  CHECK_EQ(config_round(&c, 513), 1024);
-  CHECK_EQ(config_round(&c, (3 << 20) + 1), (3 << 20) + 512);
-  CHECK_EQ(config_round(&c, SIZE_MAX), 0); /* cannot be */
-  CHECK_EQ(config_round(&c, SIZE_MAX - 511), 0);
-}
-
 /* As in torch: roundup_power2_divisions of 4 makes 1200 MiB 1280 MiB. */
 TEST(powers_of_two_can_be_divided)
 {
@@ -44,13 +32,6 @@ TEST(powers_of_two_can_be_divided)
     given.roundup_power2_divisions[i] = (size_t)1 << 55;
   c = with();
   CHECK_EQ(config_round(&c, 600 * MIB + 1), 600 * MIB + 512);
-}
-
-TEST(segments_end_where_blocks_do)
-{
-  given = (esper_config){.large_segment_size = 20 * MIB + 1};
-  config_t c = with();
-  CHECK_EQ(config_segment_size(&c, 3 * MIB), 20 * MIB + 512);
 }
 
 TEST(segments_are_as_large_as_natives)

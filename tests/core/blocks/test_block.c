@@ -61,40 +61,6 @@ static stream_t *any_stream(int i)
   return s;
 }
 
-TEST(split_and_merge_undo_each_other)
-{
-  block_t *a = begin();
-  a->stamp = 7;
-  block_t *b = block_split(device, a, 4096);
-  block_t *c = block_split(device, b, 8192);
-  CHECK_EQ(a->size, 4096);
-  CHECK_EQ(b->address, a->address + 4096);
-  CHECK_EQ(b->size, 8192);
-  CHECK_EQ(c->size, (1 << 20) - 4096 - 8192);
-  CHECK_EQ(c->stamp, 7);
-  CHECK(a->next == b && b->next == c && !c->next);
-  CHECK(c->prev == b && b->prev == a && !a->prev);
-  CHECK(block_is_valid(a) && block_is_valid(b) && block_is_valid(c));
-  CHECK(block_is_part(a));
-  CHECK(map_find(w.core->map, c->address) == c);
-  block_merge_next(device, b);
-  CHECK(!map_find(w.core->map, segment.address + 4096 + 8192));
-  block_merge_next(device, a);
-  CHECK_EQ(a->size, 1 << 20);
-  CHECK(!a->next && !block_is_part(a));
-  end();
-}
-
-TEST(the_rest_of_a_split_takes_the_uses)
-{
-  block_t *a = begin();
-  owe(a, any_stream(0), USE_AT_FREE);
-  block_t *b = block_split(device, a, 4096);
-  CHECK(!a->uses);
-  CHECK_EQ(uses_of(b, any_stream(0)), 1);
-  end();
-}
-
 TEST(a_merge_unites_the_uses_and_takes_the_later_stamp)
 {
   block_t *a = begin(), *b = block_split(device, a, 4096);

@@ -27,37 +27,6 @@ TEST(what_was_freed_is_handed_out_again_and_nobody_is_asked)
   end();
 }
 
-TEST(other_streams_get_what_is_kept)
-{
-  begin();
-  void *p = world_malloc(&w, 30 * MIB, r);
-  world_free(&w, p);
-  CHECK_EQ(kept(r), 1);
-  CHECK(world_malloc(&w, 30 * MIB, s) == p); /* r did nothing with it */
-  CHECK_EQ(kept(r), -1);
-  end();
-}
-
-TEST(what_is_kept_goes_back_to_the_driver)
-{
-  begin();
-  world_free(&w, world_malloc(&w, 30 * MIB, r));
-  CHECK_EQ(kept(r), 1);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
-  end();
-}
-
-TEST(freeing_twice_is_an_error)
-{
-  begin();
-  void *p = world_malloc(&w, MIB, r);
-  world_free(&w, p);
-  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
-  CHECK_EQ(kept(r), 1);
-  end();
-}
-
 /* The map is read without a lock: the segment may go before the block is looked at. */
 TEST(freeing_twice_is_an_error_beside_a_release)
 {
@@ -72,23 +41,6 @@ TEST(freeing_twice_is_an_error_beside_a_release)
   CHECK(!cache_claim_live(block, (uintptr_t)p)); /* as when it waited for the lock */
   unlock(&device->lock);
   CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
-  end();
-}
-
-TEST(what_is_kept_of_a_pinned_segment_stays_there)
-{
-  begin();
-  void *p = world_malloc(&w, 30 * MIB, r), *segment;
-  CHECK_OK(esper_pin(w.core, p, &segment));
-  world_free(&w, p);
-  CHECK_EQ(kept(r), 1);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 30 * MIB);
-  world_free(&w, world_malloc(&w, 30 * MIB, r));
-  CHECK_EQ(kept(r), 1);
-  CHECK_OK(esper_unpin(w.core, segment)); /* nothing of it is live */
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
   end();
 }
 
@@ -129,48 +81,6 @@ static void *written(size_t size, esper_stream stream)
   return p;
 }
 
-/* Blocks of 4 MiB, every other one free and in the stream's block cache. */
-static void keep_every_other(void **p, int count, esper_stream stream)
-{
-  for (int i = 0; i < count; i++)
-    p[i] = written(4 * MIB, stream);
-  for (int i = 0; i < count; i += 2)
-    world_free(&w, p[i]);
-  CHECK_EQ(kept(stream), count / 2);
-}
-
-TEST(pages_of_what_is_kept_are_lent_and_it_is_kept_no_more)
-{
-  begin_on_pages();
-  void *p[8];
-  for (int own = 0; own < 2; own++) {
-    esper_stream to = own ? w.stream[3] : r, from = own ? to : s;
-    keep_every_other(p, 8, from);
-    int64_t before = reserved();
-    written(16 * MIB, to);
-    CHECK_EQ(reserved(), before);
-    CHECK(kept(from) <= 0);
-    for (int i = 0; i < 4; i++)
-      written(4 * MIB, from);
-    CHECK_EQ(reserved(), before + 16); /* where they were there was nothing to be had */
-    world_check(&w);
-  }
-  end();
-}
-
-TEST(pages_of_what_is_kept_go_back_to_the_driver)
-{
-  begin_on_pages();
-  void *p[8];
-  keep_every_other(p, 8, r);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 16);
-  for (int i = 0; i < 4; i++)
-    written(4 * MIB, r);
-  CHECK_EQ(reserved(), 32);
-  end();
-}
-
 /* A hole is filled by what one of its neighbours misses, also if that is in the block cache. */
 TEST(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss)
 {
@@ -181,23 +91,5 @@ TEST(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss)
   CHECK(written(20 * MIB, r) == q);
   CHECK_EQ(reserved(), 24);
   world_free(&w, p);
-  end();
-}
-
-TEST(what_is_kept_on_pages_is_handed_out_and_nobody_is_asked)
-{
-  begin_on_pages();
-  world_free(&w, written(4 * MIB, r));
-  device_t *device = &w.core->devices[0];
-  uint64_t calls = sim_calls(w.s, SIM_CALL_any), queries = sim_calls(w.s, SIM_CALL_stream_capture);
-  for (int i = 0; i < 100; i++) {
-    void *p;
-    lock(&device->lock);
-    CHECK_OK(esper_malloc(w.core, 4 * MIB, r, &p));
-    CHECK_OK(esper_free(w.core, p));
-    unlock(&device->lock);
-  }
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_any) - calls, sim_calls(w.s, SIM_CALL_stream_capture) - queries);
-  CHECK_EQ(reserved(), 4);
   end();
 }

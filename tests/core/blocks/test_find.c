@@ -22,19 +22,6 @@ static void *around(const void *at)
   return (void *)block->address;
 }
 
-TEST(every_byte_of_a_live_block_leads_to_it)
-{
-  begin();
-  char *a = world_malloc(&w, 512, r), *b = world_malloc(&w, 4096, r), *c = world_malloc(&w, 512, r);
-  CHECK(b == a + 512 && c == b + 4096);
-  CHECK(around(b) == b);
-  CHECK(around(b + 1) == b);
-  CHECK(around(b + 4095) == b);
-  CHECK(around(b - 1) == a);
-  CHECK(around(b + 4096) == c);
-  end();
-}
-
 TEST(what_is_not_live_is_not_found)
 {
   begin();
@@ -65,23 +52,6 @@ TEST(outside_all_segments_nothing_is_found)
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK(!around(low)); /* its segment has gone */
   CHECK(around(high) == high);
-  end();
-}
-
-TEST(in_a_mapped_segment_a_hole_is_no_block)
-{
-  begin_on_pages();
-  char *p[3];
-  for (int i = 0; i < 3; i++)
-    p[i] = world_malloc(&w, 4 * MIB, r);
-  CHECK(p[1] == p[0] + 4 * MIB && p[2] == p[1] + 4 * MIB);
-  world_free(&w, p[1]);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(figures().reserved_bytes[ESPER_ALL].current, 8 * MIB);
-  CHECK(!around(p[1]) && !around(p[1] + 4 * MIB - 1));
-  CHECK(around(p[0] + 4 * MIB - 1) == p[0]);
-  CHECK(around(p[2]) == p[2]);
-  CHECK(!around(p[2] + 4 * MIB)); /* addresses that never had memory */
   end();
 }
 

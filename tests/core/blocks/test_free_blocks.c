@@ -55,70 +55,6 @@ TEST(what_the_home_stream_itself_uses_is_ready)
   end_made();
 }
 
-/* Another stream may be ordered after the home stream's work before that wait. */
-TEST(what_the_home_stream_waits_for_is_pending_until_it_has_completed)
-{
-  BEGIN_MADE(4, 8);
-  owe(block[0], s, 0);
-  world_wait(&w, r, s);
-  add(0, 0);
-  CHECK_EQ(block[0]->state, BLOCK_PENDING);
-  CHECK(!free_blocks_promote(heap));
-  complete(s);
-  CHECK(free_blocks_promote(heap));
-  CHECK_EQ(block[0]->state, BLOCK_READY);
-  end_made();
-}
-
-TEST(a_pending_block_becomes_ready_when_its_use_is_over_and_merges)
-{
-  BEGIN_MADE(4, 8, 4);
-  owe(block[1], s, 0);
-  add(0, 2);
-  CHECK(!free_blocks_promote(heap));
-  complete(s);
-  CHECK(free_blocks_promote(heap));
-  CHECK_EQ(heap->pending[0].count, 0);
-  CHECK_EQ(segment.first->size, 16 * KIB);
-  CHECK(!free_blocks_promote(heap)); /* nothing is left */
-  end_made();
-}
-
-/* The index holds one event of each stream, so what is left is noted again. */
-TEST(promoting_passes_over_what_still_owes)
-{
-  BEGIN_MADE(4, 8, 4, 8);
-  owe(block[0], s, 0);
-  owe(block[1], w.stream[2], 0);
-  owe(block[2], s, 0);
-  owe(block[2], w.stream[3], 0);
-  add(0, 2);
-  complete(s);
-  CHECK(free_blocks_promote(heap));
-  CHECK_EQ(block[0]->state, BLOCK_READY);
-  CHECK_EQ(block[1]->state, BLOCK_PENDING);
-  CHECK_EQ(block[2]->state, BLOCK_PENDING); /* of its two uses, one is over */
-  complete(w.stream[2]);
-  CHECK(free_blocks_promote(heap));
-  complete(w.stream[3]);
-  CHECK(free_blocks_promote(heap));
-  CHECK_EQ(segment.first->size, 16 * KIB);
-  end_made();
-}
-
-TEST(a_withheld_block_serves_nobody_though_it_owes_nothing)
-{
-  BEGIN_MADE(4, 8);
-  block[0]->withheld = true;
-  add(0, 0);
-  CHECK_EQ(block[0]->state, BLOCK_PENDING);
-  CHECK(!free_blocks_best_ready(heap, 4 * KIB, false));
-  CHECK(!free_blocks_promote(heap));
-  free_blocks_release_withheld(heap);
-  CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[0]);
-  end_made();
-}
-
 /* What is not withheld any more still owes what it owed. */
 TEST(a_block_that_is_withheld_no_more_waits_for_its_use)
 {
@@ -180,36 +116,6 @@ TEST(bytes_that_wait_for_no_single_stream_are_not_counted)
   end_made();
 }
 
-TEST(a_block_is_counted_until_its_last_event_of_a_single_stream)
-{
-  BEGIN_MADE(4, 8);
-  owe_until(block[0], w.stream[3], NULL, 0); /* lasts */
-  owe(block[0], w.stream[2], 0);
-  owe(block[0], s, 0);
-  add(0, 0);
-  CHECK_EQ(bytes_that_wait(heap, false), 4 * KIB);
-  complete(s);
-  CHECK(!free_blocks_promote(heap));
-  CHECK_EQ(bytes_that_wait(heap, false), 4 * KIB);
-  complete(w.stream[2]);
-  CHECK(!free_blocks_promote(heap));
-  CHECK_EQ(bytes_that_wait(heap, false), 0);
-  end_made();
-}
-
-/* Only the pool's next quiesce makes it ready. */
-TEST(a_withheld_block_is_not_waited_for)
-{
-  BEGIN_MADE(4, 8);
-  block[0]->withheld = true;
-  owe(block[0], s, 0);
-  add(0, 0);
-  CHECK_EQ(bytes_that_wait(heap, false), 0);
-  free_blocks_release_withheld(heap);
-  CHECK_EQ(bytes_that_wait(heap, false), 4 * KIB);
-  end_made();
-}
-
 /* ---- which one is taken --------------------------------------------------------- */
 
 TEST(the_best_of_the_ready_blocks_is_the_smallest_that_is_large_enough)
@@ -227,22 +133,6 @@ TEST(the_best_of_the_ready_blocks_is_the_smallest_that_is_large_enough)
   free_blocks_claim(block[4]);
   CHECK_EQ(block[4]->state, BLOCK_CLAIMED);
   CHECK(free_blocks_best_ready(heap, 512, false) == block[2]);
-  end_made();
-}
-
-TEST(ready_and_pending_blocks_are_looked_for_apart)
-{
-  BEGIN_MADE(4, 8, 4);
-  owe(block[0], s, 0);
-  add(0, 0);
-  add(2, 2);
-  CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[2]);
-  CHECK(bins_best_fit(&heap->pending[0], 4 * KIB) == block[0]);
-  free_blocks_claim(block[2]);
-  CHECK(!free_blocks_best_ready(heap, 512, false));
-  free_blocks_claim(block[0]);
-  CHECK(!bins_best_fit(&heap->pending[0], 512));
-  CHECK(!heap->oldest_pending && !heap->newest_pending);
   end_made();
 }
 
@@ -270,21 +160,6 @@ TEST(an_oversize_block_serves_no_small_request)
 }
 
 /* ---- the heap's cache ---------------------------------------------------------- */
-
-TEST(a_miss_merges_what_was_kept)
-{
-  begin();
-  void *p[8];
-  for (int i = 0; i < 8; i++)
-    p[i] = world_malloc(&w, 256 * KIB, r);
-  for (int i = 0; i < 8; i++)
-    world_free(&w, p[i]);
-  CHECK_EQ(kept(r), 8);
-  void *all = world_malloc(&w, MIB, r);
-  CHECK(all == p[0]);
-  CHECK_EQ(kept(r), 0);
-  end();
-}
 
 TEST(many_blocks_of_a_size_are_kept_and_then_none)
 {
@@ -339,23 +214,5 @@ TEST(who_listens_misses_no_action)
   world_free(&w, p);
   CHECK_EQ(told.count, 9);
   CHECK_EQ(kept(r), 1);
-  end();
-}
-
-TEST(a_private_pool_has_no_block_cache)
-{
-  begin();
-  esper_pool *pool;
-  void *p, *q, *again;
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 3 * MIB, r, &p));
-  CHECK_OK(esper_malloc_from(w.core, pool, 3 * MIB, r, &q));
-  CHECK_OK(esper_free(w.core, q));
-  CHECK_OK(esper_free(w.core, p));
-  CHECK(!pool->heaps->cache.filled && cache_is_closed(&pool->heaps->cache));
-  CHECK_OK(esper_malloc_from(w.core, pool, 6 * MIB, r, &again));
-  CHECK(again == p);
-  CHECK_OK(esper_free(w.core, p));
-  CHECK(esper_core_is_valid(w.core));
   end();
 }

@@ -45,35 +45,6 @@ static device_t *first_device(void)
   return &w.core->devices[0];
 }
 
-/* What was counted without the lock is not in the statistics before. */
-TEST(reading_the_shards_adds_what_all_heaps_counted)
-{
-  begin();
-  const esper_stats *stats = &first_device()->stats;
-  void *p[2];
-  for (int i = 0; i < 2; i++) /* each stream has a block that the next malloc finds cached */
-    world_free(&w, world_malloc(&w, 64 * KIB, w.stream[i]));
-  world_stats(&w, 0);
-  int64_t before = stats->allocation[ESPER_ALL].allocated;
-  for (int i = 0; i < 2; i++)
-    CHECK_OK(esper_malloc(w.core, 64 * KIB, w.stream[i], &p[i]));
-  CHECK_OK(esper_free(w.core, p[0]));
-  lock(&first_device()->lock);
-  caches_pause(first_device());
-  shards_read(first_device());
-  CHECK_EQ(stats->allocation[ESPER_ALL].allocated, before + 2);
-  CHECK_EQ(stats->allocation[ESPER_ALL].current, 1);
-  CHECK_EQ(stats->active_bytes[ESPER_SMALL].current, 64 * KIB);
-  for (const heap_t *h = first_device()->heaps; h; h = h->next_on_device)
-    CHECK(amounts_are_zero(h->cache.shard.credit[ESPER_ALL]) &&
-          amounts_are_zero(h->cache.shard.taken[0]));
-  CHECK(shards_are_valid(first_device()));
-  caches_resume(first_device());
-  unlock(&first_device()->lock);
-  CHECK_OK(esper_free(w.core, p[1]));
-  end();
-}
-
 static int64_t credit_in_pools(void)
 {
   int64_t bytes = 0;
@@ -130,31 +101,6 @@ TEST(credit_beyond_a_peak_is_noticed)
   shard->credit[ESPER_SMALL].count = -1;
   CHECK(!shards_are_valid(first_device()));
   shard->credit[ESPER_SMALL].count = count;
-  end();
-}
-
-TEST(a_peak_of_several_streams_is_their_sum)
-{
-  begin();
-  void *p[WORLD_STREAMS];
-  for (int round = 0; round < 3; round++) {
-    for (int i = 0; i < WORLD_STREAMS; i++) {
-      p[i] = world_malloc(&w, (size_t)(i + 1) * 64 * KIB, w.stream[i]);
-      world_free(&w, p[i]);
-    }
-    CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 8 * 64 * KIB);
-    CHECK_EQ(figures().allocation[ESPER_ALL].peak, 1);
-  }
-  for (int i = 0; i < WORLD_STREAMS; i++)
-    p[i] = world_malloc(&w, (size_t)(i + 1) * 64 * KIB, w.stream[i]);
-  CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 36 * 64 * KIB);
-  for (int i = 0; i < WORLD_STREAMS; i++)
-    world_free(&w, p[i]);
-  CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 0);
-  p[0] = world_malloc(&w, 64 * KIB, r);
-  CHECK_EQ(figures().active_bytes[ESPER_ALL].peak, 64 * KIB);
-  world_free(&w, p[0]);
   end();
 }
 

@@ -27,15 +27,6 @@ static uint64_t last(esper_stream stream)
 
 /* ---- which events ------------------------------------------------------------- */
 
-TEST(a_heap_without_pending_blocks_waits_for_nothing)
-{
-  begin_index();
-  free_blocks_add(block[0]);
-  CHECK_EQ(waits->count, 0);
-  CHECK(!waits->unknown && !pending_index_may_be_ready(heap));
-  end_made();
-}
-
 TEST(of_each_stream_the_earliest_event_counts)
 {
   begin_index();
@@ -59,44 +50,7 @@ TEST(of_each_stream_the_earliest_event_counts)
   end_made();
 }
 
-/* One of its uses is enough, and one that is over tells nothing. */
-TEST(a_block_waits_for_one_unsatisfied_use)
-{
-  begin_index();
-  owe(block[0], w.stream[2], 0);
-  owe(block[0], s, 0);
-  complete(w.stream[2]);
-  free_blocks_add(block[0]);
-  CHECK_EQ(waits->count, 1);
-  CHECK_EQ(awaited(s), last(s));
-  complete(s);
-  CHECK(pending_index_may_be_ready(heap));
-  end_made();
-}
-
 /* ---- when something is over ---------------------------------------------------- */
-
-TEST(a_block_may_be_ready_when_the_earliest_event_was_retired)
-{
-  begin_index();
-  owe(block[0], s, 0);
-  free_blocks_add(block[0]);
-  owe(block[2], s, 0);
-  free_blocks_add(block[2]);
-  owe(block[4], w.stream[2], 0);
-  free_blocks_add(block[4]);
-  CHECK(!pending_index_may_be_ready(heap));
-  sim_run_stream(w.s, 0, s.handle, 1); /* its first event */
-  CHECK(!pending_index_may_be_ready(heap));
-  stream_retire(stream_of(s));
-  CHECK(pending_index_may_be_ready(heap));
-  CHECK(free_blocks_promote(heap)); /* which notes again what is left */
-  CHECK_EQ(block[0]->state, BLOCK_READY);
-  CHECK_EQ(awaited(s), last(s));
-  CHECK_EQ(waits->count, 2);
-  CHECK(!pending_index_may_be_ready(heap));
-  end_made();
-}
 
 TEST(a_cleared_index_has_no_events)
 {
@@ -115,18 +69,6 @@ TEST(a_cleared_index_has_no_events)
 }
 
 /* ---- what the index does not know ------------------------------------------------ */
-
-TEST(a_held_block_may_be_ready_at_any_time)
-{
-  begin_index();
-  owe_until(block[0], s, NULL, 0);
-  free_blocks_add(block[0]);
-  CHECK(waits->unknown);
-  CHECK_EQ(waits->count, 0);
-  CHECK(pending_index_may_be_ready(heap));
-  CHECK(pending_index_is_valid(block[0]));
-  end_made();
-}
 
 TEST(a_withheld_block_waits_for_the_quiesce_alone)
 {

@@ -2,10 +2,7 @@
 #include <stdbool.h>
 
 #include "core/base/types.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 static void begin(void)
 {
@@ -14,13 +11,7 @@ static void begin(void)
                          .completion = SIM_WHEN_TOLD,
                          .capacity = 64 * MIB};
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-}
-
-static void end(void)
-{
-  world_end(&w);
+  name_streams();
 }
 
 static told_t told;
@@ -56,24 +47,6 @@ TEST(everything_that_happens_is_told_in_order)
   check_entry(3, ESPER_TRACE_FREE_COMPLETED, p, 11 * MIB - 5, r);
   check_entry(4, ESPER_TRACE_SEGMENT_FREE, p, 12 * MIB, r);
   check_entry(5, ESPER_TRACE_OOM, (void *)(64 * MIB), 100 * MIB, r);
-  end();
-}
-
-TEST(who_stops_listening_is_told_no_more)
-{
-  begin();
-  world_listen(&w, &told);
-  void *p = world_malloc(&w, 3000, r);
-  CHECK_EQ(told.count, 2);
-  check_entry(1, ESPER_TRACE_ALLOC, p, 3000, r);
-  world_malloc(&w, 512, world_stream(&w, 1));
-  CHECK_EQ(told.count, 4); /* segment_alloc, alloc */
-  CHECK_EQ(told.entries[3].device, 1);
-  world_free(&w, p);
-  CHECK_EQ(told.count, 6); /* free_requested, free_completed */
-  world_listen(&w, NULL);
-  world_malloc(&w, 3000, r);
-  CHECK_EQ(told.count, 6);
   end();
 }
 

@@ -1,26 +1,16 @@
 /* Marks: record_use, record_stream and related calls. */
 #include "core/base/types.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s, t;
+#include "one_world.h"
 
 static void begin_with(sim_options options)
 {
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
+  name_streams();
 }
 
 static void begin(void)
 {
   begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD});
-}
-
-static void end(void)
-{
-  world_end(&w);
 }
 
 static uint64_t records(void)
@@ -47,21 +37,6 @@ TEST(on_its_own_stream_there_is_nothing_to_do)
   world_record_stream(&w, p, r);
   CHECK_EQ(uses(), 0);
   CHECK_EQ(records(), 0);
-  end();
-}
-
-TEST(one_event_marks_many)
-{
-  begin();
-  const void *p[40];
-  size_t marked = 0;
-  for (int i = 0; i < 40; i++)
-    p[i] = world_malloc(&w, 4096, r);
-  CHECK_OK(esper_record_use(w.core, p, 40, s, 0, &marked));
-  CHECK_EQ(marked, 40);
-  CHECK_EQ(records(), 1);
-  CHECK_EQ(uses(), 40);
-  CHECK_EQ(world_counters(&w, 0).events_alive, 1);
   end();
 }
 
@@ -100,41 +75,6 @@ TEST(any_address_inside_will_do_and_foreign_ones_are_skipped)
   end();
 }
 
-TEST(a_use_ends_where_it_was_marked)
-{
-  begin();
-  void *p = block(r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
-  for (int i = 0; i < 50; i++) /* unrelated work */
-    sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
-  world_free(&w, p);
-  world_run(&w, r);
-  sim_run_stream(w.s, 0, s.handle, 3);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK(sim_pending(w.s, 0, s.handle) == 50);
-  end();
-}
-
-TEST(record_stream_ends_with_the_free)
-{
-  begin();
-  void *p = block(r);
-  world_record_stream(&w, p, s);
-  world_read_on(&w, s, p, r);
-  CHECK_EQ(records(), 0);
-  sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ);
-  world_free(&w, p);
-  CHECK_EQ(records(), 1);
-  CHECK_EQ(uses(), 1);
-  world_run(&w, r);
-  sim_run_stream(w.s, 0, s.handle, 3); /* not the event itself */
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  world_run(&w, s);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
-}
-
 TEST(another_device_can_read)
 {
   begin();
@@ -149,56 +89,6 @@ TEST(another_device_can_read)
   CHECK(world_malloc(&w, 12 * MIB, r) != p);
   world_run(&w, far);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
-}
-
-TEST(a_captured_event_marks_by_holding)
-{
-  begin();
-  void *p = block(r), *event = sim_event_create(w.s, 0);
-  const void *ptr = p;
-  sim_capture_begin(w.s, 0, s.handle);
-  CHECK_OK(sim_event_record(w.s, 0, event, s.handle));
-  CHECK_OK(esper_record_use_event(w.core, &ptr, 1, event, 0, NULL));
-  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
-  world_free(&w, p);
-  sim_run_all(w.s);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  sim_capture_abort(w.s, 0, s.handle);
-  end();
-}
-
-TEST(free_after_all_covers_streams_that_nobody_named)
-{
-  begin();
-  void *p = block(r);
-  esper_stream unknown = world_mortal(&w, 0);
-  world_read_on(&w, unknown, p, r);
-  CHECK_OK(esper_free_after_all(w.core, p));
-  world_free(&w, p);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record_all), 1);
-  void *q = world_malloc(&w, 12 * MIB, r);
-  world_run(&w, r);
-  world_run(&w, unknown);
-  CHECK(q != p);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
-}
-
-TEST(without_an_event_for_all_the_block_is_held)
-{
-  begin();
-  void *p = block(r);
-  world_read_on(&w, s, p, r);
-  CHECK_OK(esper_free_after_all(w.core, p));
-  sim_fail_call(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
-  world_free(&w, p);
-  sim_run_all(w.s);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* the device was synchronised */
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
   end();
 }
 

@@ -105,48 +105,6 @@ TEST(an_event_completes_when_its_stream_gets_there)
   end();
 }
 
-TEST(an_event_recorded_again_stands_for_the_later_work)
-{
-  begin();
-  void *a = stream(), *e = event();
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  sim_run_all(s);
-  CHECK_OK(d->event_query(d->self, 0, e));
-  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
-  end();
-}
-
-TEST(a_waiting_stream_stands_still)
-{
-  begin();
-  void *a = stream(), *b = stream(), *e = event();
-  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(d->stream_wait(d->self, 0, b, e));
-  sim_kernel(s, 0, b, NULL, 0, SIM_READ);
-  CHECK_EQ(sim_run_stream(s, 0, b, 9), 0);
-  CHECK_EQ(sim_pending(s, 0, b), 2);
-  CHECK_EQ(sim_run_stream(s, 0, a, 9), 2);
-  CHECK_EQ(sim_run_stream(s, 0, b, 9), 2);
-  CHECK_EQ(sim_pending_all(s), 0);
-  end();
-}
-
-TEST(a_wait_is_for_the_record_that_was_there)
-{
-  begin();
-  void *a = stream(), *b = stream(), *e = event();
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(d->stream_wait(d->self, 0, b, e));
-  sim_wait_flag(s, 0, a, 1);
-  CHECK_OK(d->event_record(d->self, 0, e, a)); /* b does not wait for this */
-  CHECK_EQ(sim_run_all(s), 2);
-  CHECK_EQ(sim_pending(s, 0, b), 0);
-  end();
-}
-
 TEST(waiting_for_a_fresh_event_is_nothing)
 {
   begin();
@@ -230,40 +188,6 @@ static esper_status wait_a_while(void *e)
 
 static esper_status (*const HOST_WAITS[])(void *) = {wait_for_event, wait_a_while};
 
-/* A wait for an event, and for all of the device. */
-TEST(a_host_wait_runs_what_it_needs_and_no_more)
-{
-  for (int i = 0; i < 2; i++) {
-    begin();
-    void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
-    sim_kernel(s, 0, c, NULL, 0, SIM_READ);
-    CHECK_OK(d->event_record(d->self, 0, f, c));
-    CHECK_OK(d->stream_wait(d->self, 0, b, f));
-    CHECK_OK(d->event_record(d->self, 0, e, b));
-    sim_kernel(s, 0, a, NULL, 0, SIM_READ);
-    sim_kernel(s, 0, c, NULL, 0, SIM_READ);
-    CHECK_OK(HOST_WAITS[i](e));
-    CHECK_OK(d->event_query(d->self, 0, e));
-    CHECK_EQ(sim_pending(s, 0, a), 1);
-    CHECK_EQ(sim_pending(s, 0, c), 1);
-    CHECK_OK(d->event_record_all(d->self, 0, f));
-    CHECK_OK(HOST_WAITS[i](f));
-    CHECK_EQ(sim_pending_all(s), 0);
-    check_silent();
-    end();
-  }
-}
-
-TEST(a_device_wait_runs_everything)
-{
-  begin();
-  sim_kernel(s, 0, stream(), NULL, 0, SIM_READ);
-  sim_kernel(s, 0, stream(), NULL, 0, SIM_READ);
-  CHECK_OK(d->device_synchronize(d->self, 0));
-  CHECK_EQ(sim_pending_all(s), 0);
-  end();
-}
-
 TEST(a_host_wait_runs_other_streams_that_raise_a_flag)
 {
   for (int i = 0; i < 2; i++) {
@@ -295,17 +219,6 @@ TEST(an_impossible_host_wait_is_reported)
 
 /* ---- waiting for a limited time ------------------------------------------- */
 
-TEST(a_limited_wait_for_work_at_once_is_over_at_once)
-{
-  begin_with((sim_options){0});
-  void *a = stream(), *e = event();
-  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(wait_a_while(e));
-  CHECK_EQ(sim_pending_all(s), 0);
-  end();
-}
-
 TEST(a_limited_wait_with_seeds_gives_both_answers)
 {
   int answers[2] = {0};
@@ -325,50 +238,6 @@ TEST(a_limited_wait_with_seeds_gives_both_answers)
   CHECK(answers[0] && answers[1]);
   check_silent();
   end();
-}
-
-TEST(a_limited_wait_for_a_flag_that_nobody_raises_is_given_up)
-{
-  for (int completion = SIM_AT_ONCE; completion <= SIM_SEEDED; completion++) {
-    begin_with((sim_options){.completion = (sim_completion)completion});
-    void *a = stream(), *b = stream(), *e = event();
-    sim_wait_flag(s, 0, a, 3);
-    CHECK_OK(d->event_record(d->self, 0, e, a));
-    sim_kernel(s, 0, b, NULL, 0, SIM_READ);
-    for (int i = 0; i < 20; i++)
-      CHECK_STATUS(wait_a_while(e), ESPER_NOT_READY);
-    CHECK_OK(d->event_record_all(d->self, 0, e));
-    CHECK_STATUS(wait_a_while(e), ESPER_NOT_READY);
-    check_silent();
-    sim_raise_flag_now(s, 3);
-    for (int i = 0; i < 100 && wait_a_while(e) != ESPER_OK; i++)
-      CHECK(completion == SIM_SEEDED);
-    CHECK_OK(wait_a_while(e));
-    end();
-  }
-}
-
-TEST(a_limited_wait_for_a_fresh_event_is_over_at_once)
-{
-  for (int completion = SIM_AT_ONCE; completion <= SIM_SEEDED; completion++) {
-    begin_with((sim_options){.completion = (sim_completion)completion});
-    CHECK_OK(wait_a_while(event()));
-    end();
-  }
-}
-
-TEST(a_limited_wait_for_a_captured_event_is_refused)
-{
-  for (int completion = SIM_AT_ONCE; completion <= SIM_SEEDED; completion++) {
-    begin_with((sim_options){.completion = (sim_completion)completion});
-    void *a = stream(), *e = sim_event_create(s, 0);
-    sim_capture_begin(s, 0, a);
-    CHECK_OK(sim_event_record(s, 0, e, a));
-    CHECK_STATUS(wait_a_while(e), ESPER_CAPTURING);
-    CHECK(sim_capture_is_valid(s, 0, a));
-    check_silent();
-    end();
-  }
 }
 
 TEST(handles_come_back_and_ids_do_not)
@@ -807,15 +676,6 @@ TEST(the_lax_oracle_believes_what_has_run)
   end();
 }
 
-TEST(a_failed_handout_changes_nothing)
-{
-  begin();
-  void *a = stream(), *b = stream(), *p = used_memory(a);
-  check_refused(p, b);
-  check_accepted(p, a);
-  end();
-}
-
 TEST(an_unordered_read_is_caught_as_well)
 {
   begin();
@@ -1091,25 +951,6 @@ TEST(pages_in_use_are_not_unmapped_and_aliases_are_one_memory)
 
 /* ---- the oracle: what it must accept ------------------------------------ */
 
-TEST(the_same_stream_is_ordered)
-{
-  begin();
-  void *a = stream();
-  check_accepted(used_memory(a), a);
-  end();
-}
-
-TEST(an_event_wait_orders)
-{
-  begin();
-  void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(sim_stream_wait(s, 0, b, e));
-  check_accepted(p, b);
-  CHECK_EQ(sim_pending(s, 0, a), 2); /* without anything having run */
-  end();
-}
-
 TEST(waits_are_transitive)
 {
   begin();
@@ -1123,53 +964,6 @@ TEST(waits_are_transitive)
   end();
 }
 
-TEST(an_access_stands_for_what_it_came_after)
-{
-  begin();
-  void *a = stream(), *b = stream(), *c = stream(), *e = event();
-  void *p = used_memory(a);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(sim_stream_wait(s, 0, b, e));
-  check_accepted(p, b);
-  kernel(b, p);
-  sim_owner_end(s, p);
-  CHECK(!sim_is_ordered(s, p, 4096, 0, a));
-  CHECK(!sim_is_ordered(s, p, 4096, 0, c));
-  CHECK_OK(d->event_record(d->self, 0, e, b));
-  CHECK_OK(sim_stream_wait(s, 0, c, e));
-  check_accepted(p, c);
-  end();
-}
-
-TEST(a_completed_query_orders)
-{
-  begin();
-  void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  sim_run_all(s);
-  CHECK_OK(d->event_query(d->self, 0, e));
-  check_accepted(p, b);
-  end();
-}
-
-TEST(host_waits_order)
-{
-  begin();
-  void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(d->event_synchronize(d->self, 0, e));
-  check_accepted(p, b);
-  void *q = used_memory(a);
-  CHECK(!sim_is_ordered(s, q, 4096, 0, b));
-  CHECK_OK(d->device_synchronize(d->self, 0));
-  check_accepted(q, b);
-  void *r = used_memory(a);
-  CHECK(!sim_is_ordered(s, r, 4096, 0, b));
-  CHECK_OK(sim_stream_synchronize(s, 0, a));
-  check_accepted(r, b);
-  end();
-}
-
 TEST(host_order_carries_through_events)
 {
   begin();
@@ -1180,21 +974,6 @@ TEST(host_order_carries_through_events)
   CHECK_OK(d->event_record(d->self, 0, e, b));
   CHECK_OK(d->stream_wait(d->self, 0, c, e));
   check_accepted(p, c);
-  end();
-}
-
-TEST(an_event_of_all_streams_orders)
-{
-  begin();
-  void *a = stream(), *b = stream(), *c = stream(), *e = event();
-  void *p = used_memory(a), *q = used_memory(b);
-  CHECK_OK(d->event_record_all(d->self, 0, e));
-  void *r = used_memory(b);
-  CHECK_OK(d->stream_wait(d->self, 0, c, e));
-  sim_kernel(s, 0, c, NULL, 0, SIM_READ);
-  check_accepted(p, c);
-  check_accepted(q, c);
-  check_refused(r, c);
   end();
 }
 
@@ -1298,30 +1077,6 @@ TEST(a_follower_does_not_come_after_the_cores_wait)
   end();
 }
 
-TEST(who_does_not_come_after_all_of_the_work_is_no_follower)
-{
-  begin_followers();
-  void *p = used_memory(s_);
-  give(r_);
-  gate(r_, s_);
-  CHECK(sim_is_ordered(s, p, 4096, 0, r_)); /* nobody follows */
-  end();
-  begin_followers();
-  p = used_memory(s_);
-  give(r_);
-  wait_for(t_, r_);
-  give(r_); /* t does not come after this */
-  gate(r_, s_);
-  CHECK(sim_is_ordered(s, p, 4096, 0, r_));
-  wait_for(r_, t_); /* what r is given after the gate comes after it, whoever follows */
-  wait_for(t_, r_);
-  CHECK(sim_is_ordered(s, p, 4096, 0, r_));
-  void *q = used_memory(s_);
-  gate(r_, s_);
-  check_refused_for(q, name(0, t_));
-  end();
-}
-
 TEST(followers_of_followers_follow)
 {
   begin_followers();
@@ -1334,33 +1089,6 @@ TEST(followers_of_followers_follow)
   check_refused_for(p, name(0, u));
   sim_stream_destroy(s, 0, u);
   check_accepted(p, r_);
-  end();
-}
-
-TEST(waits_of_the_core_make_no_followers)
-{
-  begin_followers();
-  void *p = used_memory(s_);
-  give(r_);
-  gate(t_, r_);
-  gate(r_, s_);
-  CHECK(sim_is_ordered(s, p, 4096, 0, r_));
-  void *e = sim_event_create(s, 0), *u = stream();
-  CHECK_OK(sim_event_record(s, 0, e, t_)); /* nor does what the program orders after t */
-  CHECK(sim_is_ordered(s, p, 4096, 0, r_));
-  CHECK_OK(sim_event_record(s, 0, e, r_));
-  CHECK_OK(d->stream_wait(d->self, 0, u, e)); /* for an event of the program's */
-  sim_event_destroy(s, 0, e);
-  void *q = used_memory(s_);
-  gate(r_, s_);
-  CHECK(sim_is_ordered(s, q, 4096, 0, r_));
-  end();
-  begin_followers();
-  p = used_memory(s_);
-  give(r_);
-  wait_for(t_, r_);
-  gate(r_, s_);
-  check_refused_for(p, name(0, t_));
   end();
 }
 
@@ -1458,31 +1186,6 @@ TEST(what_the_program_gives_counts_and_what_the_core_enqueues_does_not)
   }
 }
 
-TEST(followers_may_be_of_another_device)
-{
-  begin_followers();
-  void *p = used_memory(s_), *far = sim_stream_create(s, 1);
-  give(r_);
-  sim_stream_wait_stream(s, 1, far, 0, r_);
-  gate(r_, s_);
-  check_refused_for(p, name(1, far));
-  end();
-  begin_followers(); /* and so may be the reader */
-  far = sim_stream_create(s, 1);
-  p = memory(4096);
-  sim_owner_begin(s, p, 4096, 0, r_);
-  sim_kernel(s, 1, far, p, 4096, SIM_READ);
-  sim_owner_end(s, p);
-  give(r_);
-  wait_for(t_, r_);
-  void *e;
-  CHECK_OK(d->event_create(d->self, 1, &e));
-  CHECK_OK(d->event_record(d->self, 1, e, far));
-  CHECK_OK(d->stream_wait(d->self, 0, r_, e));
-  check_refused_for(p, name(0, t_));
-  end();
-}
-
 /* A stream that is being captured follows when its capture is over. */
 TEST(followers_may_be_in_a_capture_meanwhile)
 {
@@ -1520,61 +1223,6 @@ TEST(kernels_check_real_memory_when_they_run)
 }
 
 /* ---- faults, hooks, counts ----------------------------------------------- */
-
-TEST(the_nth_call_fails_and_has_no_effect)
-{
-  begin();
-  void *e;
-  sim_fail_call(s, SIM_CALL_event_create, 3, ESPER_OUT_OF_MEMORY);
-  event();
-  event();
-  CHECK_STATUS(d->event_create(d->self, 0, &e), ESPER_OUT_OF_MEMORY);
-  CHECK(strstr(d->last_error(d->self), "event_create"));
-  event();
-  CHECK_EQ(sim_faults(s), 1);
-  CHECK_EQ(sim_calls(s, SIM_CALL_event_create), 4);
-  sim_alive alive;
-  sim_count_alive(s, 0, &alive);
-  CHECK_EQ(alive.events, 3);
-  sim_fail_calls_from(s, SIM_CALL_any, 2, ESPER_SHUT_DOWN);
-  event();
-  CHECK_STATUS(d->event_create(d->self, 0, &e), ESPER_SHUT_DOWN);
-  CHECK_STATUS(d->device_synchronize(d->self, 0), ESPER_SHUT_DOWN);
-  sim_fail_call(s, SIM_CALL_any, 0, ESPER_OK);
-  event();
-  end();
-}
-
-static int order[8], ordered;
-
-static void hook(void *context, sim_call call, int device, void *object)
-{
-  CHECK_EQ(call, SIM_CALL_event_record);
-  CHECK_EQ(device, 0);
-  CHECK(object == (void *)0);
-  sim_kernel(s, 0, NULL, NULL, 0, SIM_READ); /* hooks hold no lock */
-  order[ordered++] = (int)(intptr_t)context;
-}
-
-TEST(hooks_run_around_a_call)
-{
-  begin();
-  ordered = 0;
-  void *e = event();
-  sim_before_call(s, SIM_CALL_event_record, hook, (void *)1);
-  sim_after_call(s, SIM_CALL_event_record, hook, (void *)2);
-  CHECK_OK(d->event_record(d->self, 0, e, NULL));
-  CHECK_EQ(ordered, 2);
-  CHECK_EQ(order[0], 1);
-  CHECK_EQ(order[1], 2);
-  CHECK_EQ(sim_pending(s, 0, NULL), 3);
-  sim_before_call(s, SIM_CALL_event_record, NULL, NULL);
-  sim_after_call(s, SIM_CALL_event_record, hook, (void *)3);
-  CHECK_OK(d->event_record(d->self, 0, e, NULL));
-  CHECK_EQ(order[2], 3);
-  CHECK_EQ(ordered, 3);
-  end();
-}
 
 TEST(every_function_has_a_name)
 {
@@ -1619,22 +1267,4 @@ TEST(options_that_make_no_sense_are_refused)
 {
   CHECK(!sim_create(&(sim_options){.devices = -1}));
   CHECK(!sim_create(&(sim_options){.page_granularity = 1000}));
-}
-
-/* ---- host memory ------------------------------------------------------------------- */
-
-/* malloc leaves gaps, so the test moves the end of the first one. */
-TEST(host_memory_beside_other_host_memory_is_given_back)
-{
-  begin();
-  void *one, *two;
-  CHECK_OK(d->host_alloc(d->self, 0, 4096, &one));
-  CHECK_OK(d->host_alloc(d->self, 0, 4096, &two));
-  char *lower = one < two ? one : two, *upper = one < two ? two : one;
-  s->host_blocks[0] = (sim_host_block){lower, (size_t)(upper - lower)};
-  s->host_blocks[1] = (sim_host_block){upper, 4096};
-  CHECK_OK(d->host_free(d->self, 0, upper));
-  CHECK_OK(d->host_free(d->self, 0, lower));
-  CHECK_EQ(reports, 0);
-  end();
 }

@@ -6,10 +6,7 @@
 #include "core/base/core.h"
 #include "core/base/types.h"
 #include "core/blocks/block.h"
-#include "world.h"
-
-__attribute__((unused)) static world w;
-__attribute__((unused)) static esper_stream r, s;
+#include "one_world.h"
 
 /* A device that can map pages and has `mib` MiB. */
 static inline void begin_with(size_t mib, const esper_config *config)
@@ -21,8 +18,7 @@ static inline void begin_with(size_t mib, const esper_config *config)
   esper_config pages_of_20_mib = {.large_segment_size = 20 * MIB,
                                   .segments = ESPER_SEGMENTS_MAPPED};
   world_begin_with(&w, &options, config ? config : &pages_of_20_mib);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
 }
 
 static inline void begin(void)
@@ -30,19 +26,9 @@ static inline void begin(void)
   begin_with(256, NULL);
 }
 
-static inline void end(void)
-{
-  world_end(&w);
-}
-
 static inline int64_t reserved(void)
 {
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
-}
-
-static inline uint64_t calls(sim_call call)
-{
-  return sim_calls(w.s, call);
 }
 
 static inline void *get(size_t mib, esper_stream stream)

@@ -24,24 +24,6 @@ static sim_alive alive(void)
   return now;
 }
 
-TEST(a_page_comes_and_goes)
-{
-  uint64_t page;
-  begin_with_range();
-  sim_alive before = alive();
-  CHECK_OK(driver_page_add(device, range, PAGE * MIB, &page));
-  CHECK_EQ(alive().pages, before.pages + 1);
-  CHECK_EQ(alive().mappings, before.mappings + 1);
-  driver_page_unmap(device, range, PAGE * MIB);
-  driver_page_release(device, page);
-  CHECK_EQ(alive().pages, before.pages);
-  CHECK_EQ(alive().mappings, before.mappings);
-  driver_range_free(device, range, PAGE * MIB);
-  CHECK_EQ(alive().ranges, before.ranges - 1);
-  CHECK(!world_has_failed(&w, 0));
-  end();
-}
-
 TEST(a_page_that_cannot_be_made_leaves_nothing)
 {
   static const sim_call CALLS[] = {SIM_CALL_page_create, SIM_CALL_page_map};
@@ -60,29 +42,6 @@ TEST(a_page_that_cannot_be_made_leaves_nothing)
       driver_range_free(device, range, PAGE * MIB);
       end();
     }
-}
-
-/* A page may be mapped at two addresses. */
-TEST(a_mapped_page_is_its_peers_too)
-{
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .devices = 2};
-  world_begin_with(&w, &options, NULL);
-  void *p = world_malloc(&w, 2 * MIB, w.stream[0]);
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  device = &w.core->devices[0];
-  uint64_t page;
-  const esper_driver *driver = sim_driver(w.s);
-  CHECK_OK(driver->range_reserve(driver->self, 0, 2 * PAGE * MIB, &range));
-  CHECK_OK(driver_page_create(device, PAGE * MIB, &page));
-  for (int i = 0; i < 2; i++)
-    CHECK_OK(driver_page_map(device, range + (uintptr_t)i * PAGE * MIB, PAGE * MIB, page));
-  CHECK(sim_may_access(w.s, 1, (void *)range, 2 * PAGE * MIB));
-  for (int i = 0; i < 2; i++)
-    driver_page_unmap(device, range + (uintptr_t)i * PAGE * MIB, PAGE * MIB);
-  driver_page_release(device, page);
-  driver_range_free(device, range, 2 * PAGE * MIB);
-  world_free(&w, p);
-  end();
 }
 
 /* Nothing that it says can be relied on (test_failure.c has what a failure is). */

@@ -18,19 +18,6 @@ TEST(a_heap_grows_by_what_is_missing)
   end();
 }
 
-TEST(small_and_large_blocks_have_segments_of_their_own)
-{
-  begin();
-  world_malloc(&w, 512, r);
-  get(2, r);
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_SMALL].current, 2 * MIB);
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_LARGE].current, 2 * MIB);
-  CHECK_EQ(world_stats(&w, 0).segment[ESPER_SMALL].current, 1);
-  CHECK_EQ(world_stats(&w, 0).segment[ESPER_LARGE].current, 1);
-  CHECK_EQ(calls(SIM_CALL_range_reserve), 2);
-  end();
-}
-
 /* ---- the size of pages -------------------------------------------------------- */
 
 static const esper_config DEFAULTS = {.segments = ESPER_SEGMENTS_MAPPED};
@@ -84,26 +71,6 @@ TEST(pages_of_private_pools_are_as_large_as_the_request)
   end();
 }
 
-TEST(the_rest_of_a_block_is_free_however_small)
-{
-  begin();
-  world_malloc(&w, 5 * MIB + 512, r);
-  CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].current, 5 * MIB + 512);
-  world_free(&w, world_malloc(&w, 3 * MIB, r));
-  void *p = world_malloc(&w, 3 * MIB - 1024, r);
-  CHECK_EQ(world_size(&w, p), 3 * MIB - 1024);
-  end();
-}
-
-TEST(pages_are_as_large_as_large_segments)
-{
-  esper_config config = {.large_segment_size = 4 * MIB};
-  begin_with(256, &config);
-  get(40, r);
-  CHECK_EQ(calls(SIM_CALL_page_create), 10);
-  end();
-}
-
 /* Options that mean nothing for mapped segments keep their meaning. */
 TEST(what_concerns_classic_segments_asks_for_them)
 {
@@ -153,25 +120,6 @@ TEST(no_block_wastes_more_than_its_share)
     CHECK(mapped ? most == 511 || most == 510 || most == 509 : most > 128 * KIB);
     end();
   }
-}
-
-TEST(classic_segments_are_to_be_had)
-{
-  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
-  begin_with(256, &config);
-  void *p = get(5, r);
-  CHECK_EQ(reserved(), 20);
-  CHECK_EQ(calls(SIM_CALL_range_reserve) + calls(SIM_CALL_page_create), 0);
-  config.segments = ESPER_SEGMENTS_MAPPED; /* from now on */
-  CHECK_OK(esper_configure(w.core, &config));
-  get(22, r);
-  CHECK_EQ(reserved(), 42);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
-  world_free(&w, p);
-  CHECK(get(16, r) == p);
-  config.segments = (esper_segments)3;
-  CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
-  end();
 }
 
 static int any_stream(void *context, void *handle)
@@ -333,17 +281,6 @@ TEST(without_host_memory_segments_are_classic)
   end();
 }
 
-TEST(a_segment_without_room_is_followed_by_another)
-{
-  begin();
-  get(200, r);
-  sim_set_capacity(w.s, 0, 1024 * MIB);
-  get(500, r);
-  CHECK_EQ(calls(SIM_CALL_range_reserve), 2);
-  CHECK_EQ(reserved(), 700);
-  end();
-}
-
 TEST(max_split_size_is_no_matter_of_mapped_segments)
 {
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED, .max_split_size = 20 * MIB};
@@ -351,21 +288,6 @@ TEST(max_split_size_is_no_matter_of_mapped_segments)
   world_free(&w, get(64, r)); /* oversize, and would be left alone */
   get(2, r);
   get(30, r);
-  CHECK_EQ(reserved(), 64);
-  end();
-}
-
-TEST(the_memory_fraction_limits_pages)
-{
-  begin();
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
-  void *p = get(60, r), *q;
-  CHECK_STATUS(esper_malloc(w.core, 5 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
-  CHECK_EQ(calls(SIM_CALL_page_create), 3);
-  get(4, r);
-  CHECK_EQ(reserved(), 64);
-  world_free(&w, p);
-  get(30, s);
   CHECK_EQ(reserved(), 64);
   end();
 }

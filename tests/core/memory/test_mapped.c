@@ -34,25 +34,6 @@ TEST(empty_cache_unmaps_the_pages_between)
   end();
 }
 
-TEST(snapshots_show_stretches)
-{
-  begin();
-  comb(20, 4, r);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  esper_snapshot snapshot;
-  CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
-  CHECK_EQ(snapshot.segment_count, 2);
-  for (int i = 0; i < 2; i++) {
-    const esper_segment_entry *entry = &snapshot.segments[i];
-    CHECK(entry->mapped && entry->large);
-    CHECK(entry->address == (uintptr_t)pieces[2 * i + 1]);
-    CHECK_EQ(entry->size, 20 * MIB);
-    CHECK_EQ(entry->block_count, 1);
-  }
-  esper_snapshot_free(&snapshot);
-  end();
-}
-
 TEST(the_base_of_a_block_is_its_stretch)
 {
   begin();
@@ -73,30 +54,6 @@ TEST(the_base_of_a_block_is_its_stretch)
   end();
 }
 
-TEST(a_part_of_a_page_keeps_it)
-{
-  begin();
-  void *p = get(20, r), *q = get(12, r), *last = get(10, r);
-  world_free(&w, q); /* the page from 20 MiB on has the last one's first bytes? */
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  world_check(&w);
-  CHECK_EQ(reserved(), 30);
-  world_free(&w, p);
-  world_free(&w, last);
-  end();
-}
-
-TEST(holes_are_filled_again)
-{
-  begin();
-  comb(20, 5, r);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK(get(20, r) == pieces[2] || world_size(&w, pieces[1]));
-  CHECK_EQ(reserved(), 60);
-  CHECK_EQ(calls(SIM_CALL_range_reserve), 1);
-  end();
-}
-
 /* Free memory on both sides of a hole: only the hole is filled. */
 TEST(a_hole_between_free_blocks_is_filled_alone)
 {
@@ -114,40 +71,6 @@ TEST(a_hole_between_free_blocks_is_filled_alone)
 }
 
 /* ---- captures -------------------------------------------------------------- */
-
-static int is_captured(void *context, void *stream)
-{
-  return stream == *(void **)context;
-}
-
-TEST(a_heap_grows_inside_a_capture)
-{
-  void *handle;
-  begin();
-  comb(20, 4, r);
-  handle = r.handle;
-  CHECK_OK(esper_pool_begin(w.core, 0, 9, 0, is_captured, &handle));
-  sim_capture_begin(w.s, 0, r.handle);
-  void *p = used(30, r);
-  world_free(&w, p);
-  CHECK(used(30, r) == p);
-  used(50, r);
-  world_free(&w, p);
-  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(graph);
-  CHECK_OK(esper_pool_end(w.core, 0, 9, 0, NULL));
-  CHECK_EQ(reserved(), 160);
-  sim_graph_launch(w.s, graph, 0, s.handle);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* of the graph's nothing */
-  CHECK_EQ(reserved(), 120);
-  sim_graph_launch(w.s, graph, 0, s.handle);
-  sim_graph_destroy(w.s, graph);
-  CHECK_OK(esper_pool_release(w.core, 0, 9, 0));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 90);
-  end();
-}
 
 /* Pages that move part their stretch before they join two others. */
 TEST(stretches_on_the_way_are_no_peak)
@@ -288,35 +211,5 @@ TEST(pages_of_a_program_that_comes_round_again_come_to_rest)
   esper_stats stats = world_stats(&w, 0);
   CHECK_EQ(world_counters(&w, 0).pages_moved, moved);
   CHECK(stats.reserved_bytes[ESPER_ALL].peak * 100 <= stats.active_bytes[ESPER_ALL].peak * 104);
-  end();
-}
-
-/* Sizes that never come twice, as with sequences of any length. */
-TEST(variable_lengths_reserve_little_more_than_they_use)
-{
-  enum { LAYERS = 12, STEPS = 40 };
-  static void *kept[LAYERS], *weights[LAYERS];
-  uint64_t x = 88172645463325252u;
-  begin_with(16384, NULL);
-  for (int i = 0; i < LAYERS; i++)
-    weights[i] = get(64, r);
-  for (int step = 0; step < STEPS; step++) {
-    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-    size_t unit = (1 + x % 64) * 128 * KIB;
-    for (int i = 0; i < LAYERS; i++) {
-      void *a = world_malloc(&w, 3 * unit + 1, r);
-      kept[i] = world_malloc(&w, (size_t)(5 + i % 3) * unit, r);
-      world_free(&w, a);
-    }
-    for (int i = LAYERS - 1; i >= 0; i--) {
-      void *a = world_malloc(&w, 7 * unit, r);
-      world_free(&w, kept[i]);
-      world_free(&w, a);
-    }
-  }
-  esper_stats stats = world_stats(&w, 0);
-  CHECK(stats.reserved_bytes[ESPER_ALL].peak * 100 <= stats.active_bytes[ESPER_ALL].peak * 102);
-  for (int i = 0; i < LAYERS; i++)
-    world_free(&w, weights[i]);
   end();
 }

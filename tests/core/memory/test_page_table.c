@@ -40,14 +40,6 @@ static page_t *on(size_t granule)
 
 /* ---- the table ----------------------------------------------------------------- */
 
-TEST(where_no_page_was_added_there_is_none)
-{
-  begin();
-  CHECK(!on(0) && !on(GRANULES - 1));
-  CHECK(!page_at(&segment, at(GRANULES) - 1));
-  end();
-}
-
 TEST(every_address_of_a_page_leads_to_it)
 {
   begin();
@@ -60,29 +52,6 @@ TEST(every_address_of_a_page_leads_to_it)
   CHECK(on(5) == page && on(6) == page);
   CHECK(page_at(&segment, at(4) + 1) == page && page_at(&segment, at(7) - 1) == page);
   CHECK(!page_at(&segment, at(4) - 1) && !on(7));
-  end();
-}
-
-TEST(the_last_granule_may_have_a_page)
-{
-  begin();
-  add(GRANULES - 1, 1, 5);
-  CHECK_EQ(page_at(&segment, at(GRANULES) - 1)->handle, 5);
-  end();
-}
-
-TEST(a_page_that_is_removed_leaves_its_neighbours)
-{
-  begin();
-  add(0, 2, 1);
-  add(2, 3, 2);
-  add(5, 1, 3);
-  page_remove(&segment, on(3));
-  CHECK(!on(2) && !on(3) && !on(4));
-  CHECK_EQ(on(1)->handle, 1);
-  CHECK_EQ(on(5)->handle, 3);
-  add(3, 1, 4); /* where a part of it was */
-  CHECK(on(3)->handle == 4 && on(3)->granules == 1 && !on(2) && !on(4));
   end();
 }
 
@@ -110,41 +79,6 @@ static size_t within(size_t begin_at, size_t end_at, size_t enough, size_t most,
   return size;
 }
 
-static void check_within(size_t begin_at, size_t end_at, size_t expected_from, size_t expected)
-{
-  size_t from;
-  CHECK_EQ(within(begin_at, end_at, SIZE_MAX, SIZE_MAX, &from), expected);
-  CHECK(!expected || from == expected_from);
-}
-
-TEST(a_page_that_a_block_has_a_part_of_is_not_within_it)
-{
-  begin();
-  for (size_t i = 0; i < 4; i++)
-    add(i, 1, i);
-  check_within(0, 4 * G, 0, 4 * G);
-  check_within(512, 4 * G, G, 3 * G);
-  check_within(0, 4 * G - 512, 0, 3 * G);
-  check_within(512, 4 * G - 512, G, 2 * G);
-  check_within(512, 2 * G - 512, 0, 0);
-  check_within(512, 1024, 0, 0);
-  check_within(G + 512, 2 * G, 0, 0);
-  end();
-}
-
-TEST(pages_of_several_granules_are_within_a_block_as_a_whole)
-{
-  begin();
-  add(0, 3, 1);
-  add(3, 2, 2);
-  add(5, 3, 3);
-  check_within(0, 8 * G, 0, 8 * G);
-  check_within(G, 8 * G, 3 * G, 5 * G);
-  check_within(G, 7 * G, 3 * G, 2 * G);
-  check_within(G, 4 * G, 0, 0);
-  end();
-}
-
 TEST(no_more_pages_are_taken_than_enough)
 {
   size_t from;
@@ -159,23 +93,6 @@ TEST(no_more_pages_are_taken_than_enough)
   CHECK_EQ(within(0, 8 * G, SIZE_MAX, 2 * G - 1, &from), 0);
   CHECK_EQ(within(512, 8 * G, SIZE_MAX, 2 * G, &from), 2 * G);
   CHECK_EQ(from, 2 * G);
-  end();
-}
-
-/* Shared pages stay where they are. */
-TEST(shared_pages_are_passed_over_at_the_beginning_and_end_the_stretch)
-{
-  shared_t *shared = (shared_t *)&device; /* any but none */
-  begin();
-  for (size_t i = 0; i < 6; i++)
-    add(i, 1, i);
-  on(0)->shared = shared;
-  on(1)->shared = shared;
-  on(4)->shared = shared;
-  check_within(0, 6 * G, 2 * G, 2 * G);
-  check_within(4 * G, 6 * G, 5 * G, G);
-  check_within(0, 2 * G, 0, 0);
-  check_within(4 * G, 5 * G, 0, 0);
   end();
 }
 

@@ -4,11 +4,10 @@
 #include <unistd.h>
 
 #include "core/base/types.h"
-#include "world.h"
+#include "one_world.h"
 #include "core/base/core.h"
 #include "core/order/device.h"
 
-static world w;
 static esper_stream r, far;
 
 static void begin(void)
@@ -24,11 +23,6 @@ static void begin(void)
   far = world_stream(&w, 1);
 }
 
-static void end(void)
-{
-  world_end(&w);
-}
-
 static void *get(size_t mib)
 {
   return world_malloc(&w, mib * MIB, r);
@@ -39,38 +33,7 @@ static int may(const void *p, int device)
   return sim_may_access(w.s, device, p, world_size(&w, p));
 }
 
-static uint64_t calls(sim_call call)
-{
-  return sim_calls(w.s, call);
-}
-
 /* ---- who may --------------------------------------------------------------- */
-
-TEST(without_access_a_peers_kernel_is_a_mistake)
-{
-  begin();
-  void *p = get(5);
-  world_note_failures(&w);
-  world_read_on(&w, far, p, r);
-  CHECK_EQ(w.failures, 1);
-  CHECK(strstr(w.failure, "given no access"));
-  end();
-}
-
-TEST(a_peer_may_access_what_is_mapped)
-{
-  begin();
-  void *p = get(30), *small = world_malloc(&w, 512, r);
-  void *q = world_malloc(&w, 6 * MIB, w.stream[1]);
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  CHECK(may(p, 1) && may(small, 1) && may(q, 1));
-  CHECK(!may(p, 2));
-  CHECK_EQ(calls(SIM_CALL_page_access), 3); /* one a stretch */
-  world_read_on(&w, far, p, r);
-  world_use(&w, p, far, 0);
-  world_free(&w, p);
-  end();
-}
 
 TEST(a_peer_may_access_what_is_mapped_later)
 {
@@ -80,42 +43,6 @@ TEST(a_peer_may_access_what_is_mapped_later)
   void *p = get(30);
   CHECK(may(p, 1) && may(p, 2));
   CHECK_EQ(calls(SIM_CALL_page_access), 0);
-  end();
-}
-
-/* Between stretches there are holes. */
-TEST(a_peer_may_access_each_of_several_stretches)
-{
-  begin();
-  void *p[6];
-  for (int i = 0; i < 6; i++)
-    p[i] = get(8);
-  for (int i = 1; i < 6; i += 2)
-    world_free(&w, p[i]);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  CHECK_EQ(calls(SIM_CALL_page_access), 3);
-  for (int i = 0; i < 6; i += 2)
-    CHECK(may(p[i], 1));
-  end();
-}
-
-TEST(pages_that_move_keep_their_peers)
-{
-  begin();
-  void *p[4];
-  for (int i = 0; i < 4; i++)
-    p[i] = get(20);
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  world_free(&w, p[0]);
-  world_free(&w, p[2]);
-  uint64_t created = calls(SIM_CALL_page_create);
-  void *large = get(40);
-  CHECK_EQ(calls(SIM_CALL_page_create), created);
-  CHECK(may(large, 1));
-  world_read_on(&w, far, large, r);
-  world_use(&w, large, far, 0);
-  world_free(&w, large);
   end();
 }
 
@@ -147,31 +74,6 @@ TEST(access_goes_one_way)
   CHECK(may(p, 1) && !may(q, 0));
   CHECK_OK(esper_add_peer(w.core, 1, 0));
   CHECK(may(q, 0) && !may(q, 2));
-  end();
-}
-
-TEST(a_peer_is_added_once)
-{
-  begin();
-  get(5);
-  for (int i = 0; i < 3; i++)
-    CHECK_OK(esper_add_peer(w.core, 0, 1));
-  CHECK_EQ(calls(SIM_CALL_page_access), 1);
-  CHECK_EQ(calls(SIM_CALL_peer_check), 1);
-  CHECK_EQ(w.core->devices[0].peer_count, 1);
-  end();
-}
-
-/* Of a device that the core has nothing to do with yet the driver is not asked. */
-TEST(a_device_without_pages_is_only_noted)
-{
-  begin();
-  uint64_t before = calls(SIM_CALL_any);
-  CHECK_OK(esper_add_peer(w.core, 2, 1));
-  CHECK_EQ(calls(SIM_CALL_any), before + 1);
-  CHECK_EQ(calls(SIM_CALL_peer_check), 1);
-  void *p = world_malloc(&w, 3 * MIB, world_stream(&w, 2));
-  CHECK(may(p, 1));
   end();
 }
 

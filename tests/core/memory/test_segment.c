@@ -2,10 +2,7 @@
 #include <math.h>
 
 #include "core/base/types.h"
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 static void begin(void)
 {
@@ -13,32 +10,12 @@ static void begin(void)
                          .completion = SIM_WHEN_TOLD,
                          .capacity = 256 * MIB};
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-}
-
-static void end(void)
-{
-  world_end(&w);
+  name_streams();
 }
 
 static int64_t reserved(void)
 {
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
-TEST(the_driver_is_asked_for_whole_segments)
-{
-  begin();
-  world_malloc(&w, 1, r);
-  CHECK_EQ(reserved(), 2 * MIB);
-  world_malloc(&w, 2 * MIB, r);
-  CHECK_EQ(reserved(), 22 * MIB);
-  world_malloc(&w, 21 * MIB, r);
-  CHECK_EQ(reserved(), 44 * MIB);
-  world_malloc(&w, 5 * MIB, r); /* of the 20 MiB */
-  CHECK_EQ(reserved(), 44 * MIB);
-  end();
 }
 
 TEST(empty_cache_gives_back_what_is_wholly_free)
@@ -111,29 +88,6 @@ TEST(without_host_memory_the_driver_is_not_asked)
   end();
 }
 
-TEST(the_memory_fraction_limits_growth)
-{
-  begin();
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
-  CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 25);
-  void *p = world_malloc(&w, 60 * MIB, r), *q;
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
-  esper_failure failure;
-  esper_get_failure(&failure);
-  CHECK_EQ(failure.limit, 64 * MIB);
-  CHECK_EQ(failure.device_free, 196 * MIB);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_alloc), 1);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, s)); /* the cache makes room */
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
-  CHECK(world_malloc(&w, 100 * MIB, r));
-  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, -0.5), ESPER_INVALID);
-  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, NAN), ESPER_INVALID);
-  CHECK_STATUS(esper_set_memory_fraction(w.core, 0, 1.5), ESPER_INVALID);
-  CHECK_STATUS(esper_set_memory_fraction(w.core, 9, 0.5), ESPER_INVALID);
-  end();
-}
-
 TEST(a_memory_fraction_of_nothing_leaves_what_there_is)
 {
   begin();
@@ -175,32 +129,6 @@ TEST(the_largest_available_is_what_a_malloc_can_get)
   CHECK(q == p);
   CHECK_OK(esper_free(w.core, q));
   CHECK_STATUS(esper_largest_available(w.core, 5, &most), ESPER_INVALID);
-  end();
-}
-
-/* Whoever asks may be about to allocate from that pool. */
-TEST(the_largest_available_may_be_in_a_private_pool)
-{
-  begin();
-  esper_pool *pool;
-  void *live = world_malloc(&w, 240 * MIB, r), *small, *p, *q;
-  size_t most;
-  CHECK_OK(esper_pool_create(w.core, 0, 0, 5, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 512, r, &small));
-  CHECK_OK(esper_malloc_from(w.core, pool, 14 * MIB, r, &p));
-  CHECK_OK(esper_largest_available(w.core, 0, &most));
-  CHECK_EQ(most, 2 * MIB - 512); /* the rest of the first segment, as nothing else is left */
-  CHECK_OK(esper_free(w.core, p));
-  CHECK_OK(esper_largest_available(w.core, 0, &most));
-  CHECK_EQ(most, 14 * MIB);
-  CHECK_OK(esper_malloc_from(w.core, pool, most, r, &q));
-  CHECK(q == p);
-  CHECK_OK(esper_free(w.core, q));
-  CHECK_OK(esper_free(w.core, small));
-  world_free(&w, live);
-  CHECK_OK(esper_largest_available(w.core, 0, &most));
-  CHECK_EQ(most, 240 * MIB);
-  CHECK_OK(esper_pool_release(w.core, 0, 0, 5));
   end();
 }
 

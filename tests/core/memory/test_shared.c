@@ -7,42 +7,6 @@
 
 /* ---- naming ---------------------------------------------------------------- */
 
-TEST(small_blocks_of_one_page_have_one_name)
-{
-  begin();
-  void *p = world_malloc(&w, 512, r), *q = world_malloc(&w, 512, r);
-  sent x = share(p), y = share(q);
-  CHECK_EQ(x.count, 1);
-  CHECK_EQ(y.count, 1);
-  CHECK(!memcmp(x.pages, y.pages, sizeof *x.pages));
-  CHECK_EQ(x.pages[0].size, 2 * MIB);
-  CHECK_EQ(y.offset - x.offset, 512);
-  CHECK_EQ(calls(SIM_CALL_page_export), 1);
-  free(x.pages);
-  free(y.pages);
-  end();
-}
-
-TEST(a_block_names_all_of_its_pages)
-{
-  begin();
-  get(3);
-  void *p = get(10);
-  sent x = share(p);
-  size_t sum = 0;
-  for (size_t i = 0; i < x.count; i++)
-    sum += x.pages[i].size;
-  CHECK(sum >= 10 * MIB && sum <= 18 * MIB && x.offset < 4 * MIB);
-  sent y = share(p);
-  CHECK_EQ(y.count, x.count);
-  CHECK(!memcmp(x.pages, y.pages, x.count * sizeof *x.pages));
-  CHECK_EQ(calls(SIM_CALL_page_export), x.count);
-  CHECK_EQ(alive().names, x.count);
-  free(x.pages);
-  free(y.pages);
-  end();
-}
-
 TEST(what_cannot_be_named_is_refused)
 {
   begin();
@@ -231,22 +195,6 @@ TEST(shared_pages_neither_move_nor_go_back)
   world_check(&w);
   free(x.pages);
   free(y.pages);
-  end();
-}
-
-/* What is before or behind them in the same free block moves. */
-TEST(pages_beside_shared_ones_go_back)
-{
-  begin();
-  void *p = get(20), *q = get(4), *s = get(20);
-  sent x = share(q);
-  world_free(&w, p);
-  world_free(&w, q);
-  world_free(&w, s);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 4 * MIB);
-  world_check(&w);
-  free(x.pages);
   end();
 }
 

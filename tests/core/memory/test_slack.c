@@ -52,49 +52,12 @@ TEST(a_small_programs_slack_is_two_large_pages)
   end();
 }
 
-TEST(what_takes_more_than_the_slack_moves)
-{
-  begin();
-  comb_after_many_moves();
-  get(43, r);
-  CHECK_EQ(world_counters(&w, 0).pages_moved, 258);
-  CHECK_EQ(reserved(), 140);
-  end();
-}
-
-TEST(slack_comes_back_with_memory)
-{
-  begin();
-  comb_after_many_moves();
-  get(22, r);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  end();
-}
-
 /* As after a phase that needed more, and gave nothing back. */
 TEST(what_is_reserved_beyond_the_peak_is_slack_enough)
 {
   begin();
   comb_after_many_moves();
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  a_page_moves_instead();
-  end();
-}
-
-TEST(few_moves_need_no_slack)
-{
-  begin();
-  comb_after_many_moves();
-  core_set_pages_moved(w.core, 255);
-  a_page_moves_instead();
-  end();
-}
-
-TEST(pages_move_where_the_memory_fraction_leaves_no_room)
-{
-  begin();
-  comb_after_many_moves();
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 140.0 / 256));
   a_page_moves_instead();
   end();
 }
@@ -156,34 +119,6 @@ TEST(after_a_request_that_waited_there_is_no_slack)
 
 /* 74 blocks of 2 MiB, one page each, of which three are free; and pages have moved often.
  * A private pool's 20 MiB let the peak allow more than 148. */
-static void *aside;
-static void many_small_blocks(void)
-{
-  static void *small[74];
-  esper_pool *pool;
-  esper_config config = {.large_segment_size = 2 * MIB, .segments = ESPER_SEGMENTS_MAPPED};
-  begin_with(1024, &config);
-  CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &aside));
-  sim_owner_begin(w.s, aside, 20 * MIB, 0, r.handle);
-  for (int i = 0; i < 74; i++)
-    small[i] = get(2, r);
-  for (int i = 10; i < 40; i += 10)
-    world_free(&w, small[i]);
-  core_set_pages_moved(w.core, 256);
-}
-
-/* The peak of 168 MiB counts until pages of the default pool go back. */
-TEST(a_private_pool_gives_no_slack_back)
-{
-  many_small_blocks();
-  world_free(&w, aside);
-  CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
-  CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
-  get(14, r);
-  CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
-  end();
-}
 
 /* What was the peak of active memory once says nothing of what is needed now. */
 TEST(a_peak_of_long_ago_is_no_slack)

@@ -84,52 +84,12 @@ TEST(pages_go_back_although_they_moved)
   end();
 }
 
-TEST(other_streams_lend_pages_that_have_completed)
-{
-  begin();
-  comb(20, 8, s);
-  world_kernel(&w, s, pieces[1]);
-  get(10, r);
-  CHECK_EQ(reserved(), 170); /* s is still at work */
-  world_run(&w, s);
-  get(70, r);
-  CHECK_EQ(reserved(), 170);
-  end();
-}
-
 TEST(what_is_missing_besides_is_new)
 {
   begin();
   comb(20, 4, r);
   get(70, r);
   CHECK_EQ(reserved(), 110);
-  end();
-}
-
-TEST(pages_that_are_still_read_are_not_lent)
-{
-  begin();
-  comb(20, 4, r);
-  void *p = get(20, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
-  world_free(&w, p);
-  world_run(&w, r);
-  get(30, r);
-  CHECK_EQ(reserved(), 90); /* one page of 20 MiB could be had */
-  end();
-}
-
-/* Before a request fails the host waits, and then they are. */
-TEST(pages_are_lent_before_memory_runs_out)
-{
-  begin_with(80, NULL);
-  for (int i = 0; i < 4; i++)
-    pieces[i] = used(20, s);
-  world_free(&w, pieces[0]);
-  world_free(&w, pieces[2]);
-  get(40, r);
-  CHECK_EQ(reserved(), 80);
   end();
 }
 

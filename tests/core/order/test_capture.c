@@ -42,21 +42,6 @@ TEST(a_use_inside_is_shown_as_one_and_holds_nothing)
   end();
 }
 
-TEST(a_use_outside_is_never_over_inside)
-{
-  begin();
-  capture_begin();
-  void *x = block(X, r);
-  sim_kernel(w.s, 0, o.handle, x, 512, SIM_READ);
-  world_use(&w, x, o, 0); /* o is not in the capture */
-  world_free(&w, x);
-  sim_run_all(w.s);
-  esper_retire(w.core, 0);
-  CHECK(block(X, r) != x);
-  capture_end();
-  end();
-}
-
 /* A capture that was invalidated runs nothing: its streams get what they may
  * have after it. Its nodes are not touched again. */
 TEST(an_invalidated_capture_counts_as_none)
@@ -324,28 +309,6 @@ static void part(joined_t *j)
   sim_capture_abort(w.s, 0, r.handle);
 }
 
-TEST(the_point_of_a_stream_with_several_tails_is_its_next_node)
-{
-  begin();
-  joined_t j = join();
-  capture_point_t point, next;
-  CHECK(branch_point(j.of_r, r.handle, &point));
-  CHECK(point.branch == j.of_r);
-  world_wait(&w, s, r);
-  branch_learn(j.of_s, s.handle);
-  CHECK(!branch_is_after(j.of_s, &point));
-  node(r);
-  CHECK(branch_point(j.of_r, r.handle, &next));
-  CHECK_EQ(next.number, point.number);
-  world_wait(&w, s, r);
-  branch_learn(j.of_s, s.handle);
-  CHECK(branch_is_after(j.of_s, &point));
-  capture_point_drop(&next);
-  capture_point_drop(&point);
-  part(&j);
-  end();
-}
-
 TEST(a_stream_learns_from_all_its_tails)
 {
   begin();
@@ -354,35 +317,6 @@ TEST(a_stream_learns_from_all_its_tails)
   branch_learn(j.of_r, r.handle);
   CHECK(branch_is_after(j.of_r, &j.on_s) && branch_is_after(j.of_r, &j.on_t));
   CHECK(!branch_is_after(j.of_s, &j.on_t) && !branch_is_after(j.of_t, &j.on_s));
-  part(&j);
-  end();
-}
-
-/* The tail that stays was walked from already; the new ones were not. */
-TEST(a_stream_learns_what_joins_later)
-{
-  begin();
-  joined_t j = join();
-  branch_t *of_o = capture_branch(w.core, present(o).stream, j.capture);
-  capture_point_t early, late;
-  node(r);
-  branch_learn(j.of_r, r.handle);
-  world_wait(&w, o, r);
-  node(o);
-  CHECK(branch_point(of_o, o.handle, &early));
-  world_wait(&w, r, o);
-  branch_learn(j.of_r, r.handle);
-  CHECK(branch_is_after(j.of_r, &early));
-  node(o);
-  CHECK(branch_point(of_o, o.handle, &late));
-  branch_learn(j.of_r, r.handle);
-  CHECK(!branch_is_after(j.of_r, &late));
-  world_wait(&w, r, o);
-  branch_learn(j.of_r, r.handle);
-  CHECK(branch_is_after(j.of_r, &late));
-  capture_point_drop(&early);
-  capture_point_drop(&late);
-  branch_drop(of_o);
   part(&j);
   end();
 }

@@ -26,35 +26,6 @@ TEST(a_thread_that_did_nothing_yet_is_nowhere_else)
   end();
 }
 
-TEST(a_thread_is_elsewhere_while_its_capture_goes_on)
-{
-  begin();
-  uint64_t outer = capture_begin(), body = sim_capture_begin(w.s, 0, s.handle);
-  capture_thread_note(body, present(s).stream);
-  CHECK(!may_be_elsewhere(body));
-  CHECK(may_be_elsewhere(outer));
-  sim_capture_abort(w.s, 0, s.handle);
-  CHECK(!may_be_elsewhere(outer)); /* that one is over */
-  capture_thread_note(outer, present(r).stream);
-  CHECK(!may_be_elsewhere(outer));
-  sim_capture_abort(w.s, 0, r.handle);
-  end();
-}
-
-/* The driver does not say whether the thread's capture is over. */
-TEST(a_thread_whose_capture_cannot_be_asked_about_may_be_elsewhere)
-{
-  begin();
-  uint64_t outer = capture_begin(), body = sim_capture_begin(w.s, 0, s.handle);
-  capture_thread_note(body, present(s).stream);
-  sim_capture_abort(w.s, 0, s.handle);
-  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-  CHECK(may_be_elsewhere(outer));
-  CHECK(!may_be_elsewhere(outer));
-  sim_capture_abort(w.s, 0, r.handle);
-  end();
-}
-
 /* Which capture its stream was in was not known: it is known now. */
 TEST(a_thread_in_an_unknown_capture_is_where_its_stream_is_now)
 {
@@ -70,18 +41,6 @@ TEST(a_thread_in_an_unknown_capture_is_where_its_stream_is_now)
   sim_capture_begin(w.s, 0, s.handle);
   CHECK(may_be_elsewhere(outer));
   sim_capture_abort(w.s, 0, s.handle);
-  sim_capture_abort(w.s, 0, r.handle);
-  end();
-}
-
-TEST(a_thread_that_was_refused_may_be_anywhere_until_it_works_again)
-{
-  begin();
-  uint64_t capture = capture_begin();
-  capture_thread_refused(w.core);
-  CHECK(may_be_elsewhere(capture));
-  capture_thread_note(capture, present(r).stream);
-  CHECK(!may_be_elsewhere(capture));
   sim_capture_abort(w.s, 0, r.handle);
   end();
 }
@@ -113,55 +72,6 @@ TEST(a_mortal_streams_capture_keeps_no_thread_elsewhere)
 }
 
 /* ---- frees -------------------------------------------------------------------- */
-
-TEST(two_captures_at_once_keep_apart)
-{
-  begin();
-  capture_begin();
-  void *x = block(X, r);
-  world_free(&w, x);
-  sim_capture_begin(w.s, 0, s.handle);
-  void *y = block(X, s);
-  CHECK(y != x);
-  world_free(&w, y);
-  CHECK(block(X, s) == y);
-  world_free(&w, y);
-  CHECK(block(X, r) == x);
-  world_free(&w, x); /* freed while the thread's other capture is open */
-  sim_graph *other = sim_capture_end(w.s, 0, s.handle);
-  CHECK(other);
-  sim_graph_launch(w.s, other, 0, t.handle);
-  sim_graph_destroy(w.s, other);
-  capture_end();
-  end();
-}
-
-/* Inside the body of a conditional node only the body's memory is reused. What is freed of the
- * outer capture meanwhile has no point in it. */
-TEST(a_body_keeps_to_itself)
-{
-  begin();
-  capture_begin();
-  void *x = block(X, r), *y = block(Y, r), *z = block(18, r);
-  world_wait(&w, t, r);
-  world_free(&w, x);
-  sim_capture_body(w.s, 0, r.handle, s.handle);
-  void *inside = block(X, s);
-  CHECK(inside != x);
-  sim_kernel(w.s, 0, s.handle, y, 512, SIM_WRITE);
-  world_free(&w, inside);
-  CHECK(block(X, s) == inside);
-  world_free(&w, y);
-  CHECK(block(Y, t) != y);
-  CHECK(!sim_capture_end(w.s, 0, s.handle));
-  world_free(&w, z);
-  CHECK(block(18, r) == z);
-  world_free(&w, inside);
-  CHECK(block(X, r) == x);
-  world_wait(&w, r, t);
-  capture_end();
-  end();
-}
 
 /* A body goes on in s; y is of the outer capture, on a branch that t has joined to r. */
 static void *begin_beside_a_body(void)

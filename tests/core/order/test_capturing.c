@@ -10,19 +10,6 @@ static uint64_t questions(void)
 
 /* ---- one stream ------------------------------------------------------------ */
 
-TEST(a_stream_is_in_the_capture_that_the_driver_tells_of)
-{
-  begin();
-  presented_t p = present(r);
-  p = stream_presented(p.stream, p.handle);
-  CHECK_EQ(stream_capture_of(p, false), 0);
-  uint64_t capture = capture_begin();
-  CHECK_EQ(stream_capture_of(p, false), capture);
-  sim_capture_abort(w.s, 0, r.handle);
-  CHECK_EQ(stream_capture_of(p, false), 0);
-  end();
-}
-
 /* A call asks once, and goes on with that answer. */
 TEST(what_the_driver_was_asked_already_is_not_asked_again)
 {
@@ -35,17 +22,6 @@ TEST(what_the_driver_was_asked_already_is_not_asked_again)
   sim_capture_abort(w.s, 0, r.handle);
   CHECK_EQ(stream_capture_of(p, true), capture);
   CHECK_EQ(questions(), before);
-  end();
-}
-
-TEST(a_driver_that_does_not_answer_is_no_answer)
-{
-  begin();
-  presented_t p = present(r);
-  p = stream_presented(p.stream, p.handle);
-  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-  CHECK_EQ(stream_capture_of(p, false), CAPTURE_UNKNOWN);
-  CHECK_EQ(stream_capture_of(p, false), 0);
   end();
 }
 
@@ -66,66 +42,9 @@ TEST(the_legacy_stream_is_asked_about_only_before_recording)
 
 /* ---- some stream of a device ------------------------------------------------- */
 
-TEST(a_capture_of_a_stream_that_lives_for_ever_is_seen)
-{
-  sim_options options = {.devices = 2};
-  world_begin_with(&w, &options, NULL);
-  esper_stream mortal = world_mortal(&w, 0), far = world_stream(&w, 1);
-  r = w.stream[0];
-  present(mortal);
-  present(r);
-  present(far);
-  const device_t *devices = w.core->devices;
-  CHECK(!stream_any_is_captured(&devices[0]) && !stream_any_is_captured(&devices[1]));
-  sim_capture_begin(w.s, 0, mortal.handle); /* its handle may be another stream's by now */
-  CHECK(!stream_any_is_captured(&devices[0]));
-  sim_capture_begin(w.s, 1, far.handle);
-  CHECK(!stream_any_is_captured(&devices[0]) && stream_any_is_captured(&devices[1]));
-  capture_begin();
-  CHECK(stream_any_is_captured(&devices[0]));
-  sim_capture_abort(w.s, 0, r.handle);
-  sim_capture_abort(w.s, 0, mortal.handle);
-  sim_capture_abort(w.s, 1, far.handle);
-  end();
-}
-
-/* When in doubt, a capture goes on. */
-TEST(a_stream_that_cannot_be_asked_about_may_be_captured)
-{
-  begin();
-  presented_t p = present(r);
-  sim_fail_calls_from(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-  CHECK(stream_any_is_captured(p.stream->device));
-  sim_fail_call(w.s, SIM_CALL_stream_capture, 0, ESPER_OK);
-  CHECK(!stream_any_is_captured(p.stream->device));
-  end();
-}
-
 static int is_handle(void *context, void *stream)
 {
   return stream == context;
-}
-
-/* A pool that allocations go to is a sign of a capture, unless captures are announced. */
-TEST(a_capture_is_possible_while_a_pool_is_open_or_one_is_announced)
-{
-  for (int announced = 0; announced < 2; announced++) {
-    begin_with(&(esper_config){.captures_are_announced = announced}, 0);
-    device_t *device = present(r).stream->device;
-    CHECK(!capturing_is_possible_now(device));
-    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, is_handle, r.handle));
-    CHECK_EQ(capturing_is_possible_now(device), !announced);
-    CHECK_OK(esper_capture_begin(w.core, 0));
-    CHECK_OK(esper_capture_begin(w.core, 0));
-    CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
-    CHECK(capturing_is_possible_now(device));
-    CHECK_OK(esper_capture_end(w.core, 0));
-    CHECK(capturing_is_possible_now(device) && capturing_is_announced(device)); /* the other one */
-    CHECK_OK(esper_capture_end(w.core, 0));
-    CHECK(!capturing_is_possible_now(device));
-    CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
-    end();
-  }
 }
 
 /* x was read by a graph, and is freed inside the next capture before that allocates. */

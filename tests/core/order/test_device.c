@@ -2,76 +2,12 @@
 #include "core/order/device.h"
 
 #include "core/order/stream.h"
-#include "world.h"
-
-static world w;
+#include "one_world.h"
 
 static void begin(void)
 {
   sim_options options = {.devices = 2, .capacity = 256 * MIB};
   world_begin_with(&w, &options, NULL);
-}
-
-static void end(void)
-{
-  world_end(&w);
-}
-
-static uint64_t calls(sim_call call)
-{
-  return sim_calls(w.s, call);
-}
-
-TEST(a_device_that_does_not_exist_is_refused)
-{
-  static const int NONE[] = {-1, 2, 1000};
-  begin();
-  for (int i = 0; i < 3; i++) {
-    device_t *device = NULL;
-    char says[64];
-    snprintf(says, sizeof says, "no device %d: this process has 2", NONE[i]);
-    CHECK_STATUS(core_device(w.core, NONE[i], &device), ESPER_INVALID);
-    CHECK(strstr(esper_last_error(), says));
-    CHECK_STATUS(core_used_device(w.core, NONE[i], &device), ESPER_INVALID);
-    CHECK(strstr(esper_last_error(), says));
-    CHECK(!device);
-  }
-  end();
-}
-
-/* Whoever only looks must not make the driver set a device up. */
-TEST(a_device_is_set_up_at_its_first_use)
-{
-  device_t *device;
-  begin();
-  uint64_t before = calls(SIM_CALL_any);
-  CHECK_OK(core_used_device(w.core, 1, &device));
-  CHECK(!device);
-  CHECK_EQ(calls(SIM_CALL_any), before);
-  CHECK_OK(core_device(w.core, 1, &device));
-  CHECK(device == &w.core->devices[1]);
-  CHECK_EQ(device->total, 256 * MIB);
-  CHECK(calls(SIM_CALL_any) > before);
-  CHECK_OK(core_used_device(w.core, 1, &device));
-  CHECK(device == &w.core->devices[1]);
-  before = calls(SIM_CALL_any);
-  CHECK_OK(core_device(w.core, 1, &device)); /* once is enough */
-  CHECK_EQ(calls(SIM_CALL_any), before);
-  CHECK_OK(core_used_device(w.core, 0, &device));
-  CHECK(!device);
-  end();
-}
-
-TEST(a_device_has_two_streams_from_the_start)
-{
-  device_t *device;
-  begin();
-  CHECK_OK(core_device(w.core, 0, &device));
-  CHECK_EQ(device->legacy->id, sim_stream_id(w.s, 0, NULL));
-  CHECK(device->legacy->immortal && !device->legacy->all_streams);
-  CHECK(device->all_streams->immortal && device->all_streams->all_streams);
-  CHECK_EQ(w.core->stream_count, 2);
-  end();
 }
 
 TEST(a_device_that_could_not_be_set_up_is_tried_again)

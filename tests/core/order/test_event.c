@@ -9,20 +9,6 @@ static int by_address(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-TEST(an_event_that_was_given_back_serves_again)
-{
-  begin();
-  void *a = event_take(device), *b = event_take(device);
-  CHECK(a != b);
-  event_give(device, a);
-  CHECK(event_take(device) == a);
-  CHECK_EQ(device->events_created, 2);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_create), 2);
-  event_give(device, a);
-  event_give(device, b);
-  end();
-}
-
 TEST(an_event_that_the_driver_refuses_is_none)
 {
   begin();
@@ -74,20 +60,6 @@ TEST(without_host_memory_the_driver_makes_no_event)
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_create), 0);
   CHECK_EQ(device->events_alive, 0);
   event_give(device, event_take(device));
-  end();
-}
-
-TEST(a_record_that_was_given_back_serves_again)
-{
-  begin();
-  record_t *a = record_take(device), *b = record_take(device);
-  CHECK(a && b && a != b);
-  record_give(device, a);
-  CHECK(record_take(device) == a);
-  record_give(device, a);
-  record_give(device, b);
-  CHECK_EQ(device->records.live, 0);
-  CHECK(records_are_valid(device));
   end();
 }
 

@@ -46,43 +46,6 @@ static void let_it_end(void)
 
 /* ---- until the event has completed ------------------------------------------- */
 
-TEST(a_host_wait_completes_the_record)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  record_t *record = stream_record(s);
-  CHECK_OK(record_wait(record));
-  CHECK(stream_completed(s.stream, 1));
-  record_drop(record);
-  record = stream_record(s);
-  sim_fail_call(w.s, SIM_CALL_event_synchronize, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(record_wait(record), ESPER_DEVICE_ERROR);
-  CHECK(!stream_completed(s.stream, 2));
-  CHECK_EQ(limited_waits(), 0);
-  record_drop(record);
-  end();
-}
-
-TEST(a_limited_wait_completes_the_record_and_all_before_it)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  record_t *r[3];
-  for (int i = 0; i < 3; i++)
-    r[i] = stream_record(s);
-  CHECK_OK(record_wait_limited(r[1]));
-  CHECK_EQ(s.stream->completed, 2);
-  CHECK(!r[0]->event && !r[1]->event && r[2]->event);
-  CHECK_EQ(limited_waits(), 1);
-  CHECK_OK(record_wait_limited(r[0])); /* known already */
-  CHECK_EQ(limited_waits(), 1);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
-  CHECK(stream_is_valid(s.stream));
-  for (int i = 0; i < 3; i++)
-    record_drop(r[i]);
-  end();
-}
-
 TEST(a_limited_wait_goes_on_while_the_event_is_on_its_way)
 {
   begin();
@@ -127,21 +90,6 @@ TEST(what_another_thread_found_completed_ends_the_wait)
 
 /* ---- the limit ----------------------------------------------------------------- */
 
-TEST(a_limited_wait_ends_when_nothing_completes)
-{
-  begin();
-  record_t *record = never_yet(w.stream[1]);
-  CHECK_STATUS(record_wait_trusting(record), ESPER_NOT_READY);
-  CHECK_EQ(limited_waits(), PATIENCE);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
-  CHECK(record->event && !stream_completed(record->stream, record->number));
-  CHECK_EQ(record->pins, 0);
-  CHECK(stream_is_valid(record->stream));
-  let_it_end();
-  record_drop(record);
-  end();
-}
-
 static record_t *elsewhere[MOST]; /* records of another stream */
 static int elsewhere_count, elsewhere_most;
 
@@ -185,53 +133,7 @@ TEST(what_completes_on_other_streams_prolongs_no_wait_for_ever)
   CHECK_EQ(slices_beside(MOST), MOST);
 }
 
-/* Such as that a use got its event. */
-static void make_other_news(void *context, sim_call call, int of_device, void *object)
-{
-  (void)context, (void)call, (void)of_device, (void)object;
-  atomic_fetch_add(&w.core->epoch, 1);
-}
-
-TEST(news_that_are_no_completion_do_not_prolong_the_wait)
-{
-  begin();
-  record_t *record = never_yet(w.stream[1]);
-  sim_after_call(w.s, SIM_CALL_event_wait, make_other_news, NULL);
-  CHECK_STATUS(record_wait_trusting(record), ESPER_NOT_READY);
-  sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
-  CHECK_EQ(limited_waits(), PATIENCE);
-  let_it_end();
-  record_drop(record);
-  end();
-}
-
 /* ---- after a wait in vain --------------------------------------------------------- */
-
-TEST(a_stream_that_was_waited_for_in_vain_is_left_alone_and_then_tried_again)
-{
-  begin();
-  record_t *record = never_yet(w.stream[1]);
-  wait_in_vain(record);
-  record_t *other = stream_record(present(w.stream[2]));
-  CHECK(!stream_is_trusted(record->stream));
-  CHECK(stream_is_trusted(other->stream));
-  uint64_t before = limited_waits();
-  monotonic_skip(19 * SECOND); /* half a second was lost */
-  CHECK(!stream_is_trusted(record->stream));
-  CHECK_STATUS(record_wait_trusting(record), ESPER_NOT_READY);
-  CHECK_EQ(limited_waits(), before);
-  CHECK_EQ(record->stream->waits_in_vain, 1); /* nobody waited */
-  CHECK_OK(record_wait_trusting(other));
-  CHECK_EQ(limited_waits(), before + 1);
-  monotonic_skip(60 * SECOND);
-  CHECK(stream_is_trusted(record->stream));
-  let_it_end();
-  CHECK_OK(record_wait_trusting(record));
-  CHECK_EQ(limited_waits(), before + 2);
-  record_drop(record);
-  record_drop(other);
-  end();
-}
 
 TEST(a_stream_that_is_left_alone_is_still_asked)
 {
@@ -244,18 +146,6 @@ TEST(a_stream_that_is_left_alone_is_still_asked)
   CHECK_EQ(limited_waits(), before);
   CHECK(stream_completed(record->stream, record->number));
   CHECK(!stream_is_trusted(record->stream)); /* that it was asked proves little */
-  record_drop(record);
-  end();
-}
-
-TEST(whoever_must_wait_waits_for_a_stream_that_is_left_alone)
-{
-  begin();
-  record_t *record = never_yet(w.stream[1]);
-  wait_in_vain(record);
-  sim_raise_flag_now(w.s, 0);
-  CHECK_OK(record_wait(record));
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 1);
   record_drop(record);
   end();
 }
@@ -374,37 +264,6 @@ TEST(no_lock_is_held_meanwhile)
   CHECK(slices > 1);
   let_it_end();
   record_drop(record);
-  end();
-}
-
-static void *waited_for;
-
-static void record_anew(void *context)
-{
-  (void)context;
-  complete_it(NULL);
-  record_t *later = stream_record(present(w.stream[1]));
-  CHECK(later->event != waited_for);
-  record_drop(later);
-}
-
-static void record_anew_meanwhile(void *context, sim_call call, int of_device, void *object)
-{
-  (void)context, (void)call, (void)of_device, (void)object;
-  if (slices++ == 0)
-    check_on_another_thread(record_anew, NULL);
-}
-
-TEST(an_event_that_is_waited_for_is_not_recorded_again)
-{
-  begin();
-  slices = 0;
-  awaited = never_yet(w.stream[1]);
-  waited_for = awaited->event;
-  sim_before_call(w.s, SIM_CALL_event_wait, record_anew_meanwhile, NULL);
-  CHECK_OK(record_wait_limited(awaited));
-  CHECK_EQ(awaited->pins, 0);
-  record_drop(awaited);
   end();
 }
 

@@ -6,33 +6,6 @@
 #include "core/order/retire.h"
 #include "streams_world.h"
 
-TEST(records_are_numbered_and_complete_in_order)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  record_t *r[9];
-  for (int i = 0; i < 9; i++) {
-    sim_kernel(w.s, 0, s.handle, NULL, 0, SIM_READ);
-    r[i] = stream_record(s);
-    CHECK_EQ(r[i]->number, i + 1);
-  }
-  stream_retire(s.stream);
-  CHECK_EQ(s.stream->completed, 0);
-  sim_run_stream(w.s, 0, s.handle, 10);
-  stream_retire(s.stream);
-  CHECK_EQ(s.stream->completed, 5);
-  CHECK(stream_completed(s.stream, 5) && !stream_completed(s.stream, 6));
-  CHECK(!r[4]->event && r[5]->event); /* back in the pool */
-  CHECK(stream_is_valid(s.stream));
-  sim_run_all(w.s);
-  stream_retire(s.stream);
-  CHECK_EQ(s.stream->completed, 9);
-  CHECK(!s.stream->oldest);
-  for (int i = 0; i < 9; i++)
-    record_drop(r[i]);
-  end();
-}
-
 TEST(a_dropped_record_gives_its_event_back)
 {
   begin();
@@ -46,25 +19,6 @@ TEST(a_dropped_record_gives_its_event_back)
   end();
 }
 
-TEST(the_stamp_is_after_all_that_was_recorded)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  CHECK_EQ(stream_stamp(s.stream), 1);
-  record_drop(stream_record(s));
-  CHECK_EQ(stream_stamp(s.stream), 2);
-  record_t *probe = stream_probe(s.stream, 2);
-  CHECK_EQ(probe->number, 2);
-  record_t *same = stream_probe(s.stream, 2); /* serves again */
-  CHECK(same == probe);
-  record_t *later = stream_probe(s.stream, 3);
-  CHECK(later->number >= 3);
-  record_drop(probe);
-  record_drop(same);
-  record_drop(later);
-  end();
-}
-
 TEST(a_mortal_streams_handle_is_not_used_later)
 {
   begin();
@@ -74,21 +28,6 @@ TEST(a_mortal_streams_handle_is_not_used_later)
   record_t *record = stream_record(s); /* but now */
   CHECK(record);
   record_drop(record);
-  end();
-}
-
-TEST(on_a_capturing_stream_nothing_is_recorded)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  sim_capture_begin(w.s, 0, s.handle);
-  CHECK(stream_capture_of(s, true) != 0);
-  CHECK(!stream_record(s));
-  CHECK(!stream_record_unpresented(s.stream));
-  sim_capture_abort(w.s, 0, s.handle);
-  CHECK_EQ(stream_capture_of(s, true), 0);
-  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-  CHECK(!stream_record(s)); /* when in doubt, not */
   end();
 }
 
@@ -169,43 +108,6 @@ TEST(a_mark_asks_now_and_then_what_has_completed)
   end();
 }
 
-TEST(a_foreign_event_becomes_a_number_of_the_carrier)
-{
-  begin();
-  presented_t carrier = present(w.stream[0]), s = present(w.stream[1]);
-  void *event = sim_event_create(w.s, 0);
-  sim_wait_flag(w.s, 0, s.handle, 0);
-  CHECK_OK(sim_event_record(w.s, 0, event, s.handle));
-  record_t *record = stream_record_event(carrier.stream, event, 0);
-  CHECK_EQ(record->number, 1);
-  sim_run_all(w.s);
-  stream_retire(carrier.stream);
-  CHECK(!stream_completed(carrier.stream, 1)); /* the event has not */
-  sim_raise_flag_now(w.s, 0);
-  sim_run_all(w.s);
-  stream_retire(carrier.stream);
-  CHECK(stream_completed(carrier.stream, 1));
-  record_drop(record);
-  sim_event_destroy(w.s, 0, event);
-  end();
-}
-
-TEST(a_captured_event_does_not_draw_the_carrier_into_the_capture)
-{
-  begin();
-  presented_t carrier = present(w.stream[0]), s = present(w.stream[1]);
-  void *event = sim_event_create(w.s, 0);
-  sim_capture_begin(w.s, 0, s.handle);
-  CHECK_OK(sim_event_record(w.s, 0, event, s.handle));
-  CHECK(!stream_record_event(carrier.stream, event, 0));
-  CHECK_EQ(stream_capture_of(carrier, true), 0);
-  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
-  CHECK_EQ(carrier.stream->last, 0);
-  sim_capture_abort(w.s, 0, s.handle);
-  sim_event_destroy(w.s, 0, event);
-  end();
-}
-
 TEST(a_foreign_event_that_cannot_be_waited_for_leaves_no_record)
 {
   begin();
@@ -217,23 +119,6 @@ TEST(a_foreign_event_that_cannot_be_waited_for_leaves_no_record)
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
   CHECK(stream_is_valid(carrier.stream));
   sim_event_destroy(w.s, 0, event);
-  end();
-}
-
-/* An event for all work of the device would end a capture, whichever stream's it is. */
-TEST(beside_a_capture_no_event_stands_for_all_streams)
-{
-  begin();
-  presented_t all = {.stream = device->all_streams};
-  record_t *record = stream_record(all);
-  CHECK(record);
-  record_drop(record);
-  present(w.stream[3]);
-  sim_capture_begin(w.s, 0, w.stream[3].handle);
-  CHECK(!stream_record(all));
-  CHECK(sim_capture_is_valid(w.s, 0, w.stream[3].handle));
-  sim_capture_abort(w.s, 0, w.stream[3].handle);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record_all), 1);
   end();
 }
 

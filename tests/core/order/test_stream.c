@@ -3,23 +3,6 @@
 
 #include "streams_world.h"
 
-TEST(a_stream_is_known_by_its_id)
-{
-  begin();
-  esper_stream a = world_mortal(&w, 0);
-  stream_t *first = present(a).stream;
-  CHECK(present(a).stream == first);
-  CHECK_EQ(first->id, sim_stream_id(w.s, 0, a.handle));
-  record_t *outstanding = stream_record(present(a));
-  world_destroy_stream(&w, a);
-  esper_stream b = world_mortal(&w, 0);
-  CHECK(b.handle == a.handle);
-  CHECK(present(b).stream != first);
-  CHECK_EQ(present(b).stream->id, sim_stream_id(w.s, 0, b.handle));
-  record_drop(outstanding);
-  end();
-}
-
 /* Whether ids of two devices can be equal, CUDA does not say. */
 TEST(the_same_id_on_another_device_is_another_stream)
 {
@@ -30,21 +13,6 @@ TEST(the_same_id_on_another_device_is_another_stream)
   stream_t *b = stream_create(w.core, &devices[1], 7, NULL);
   CHECK(a != b && b->device == &devices[1]);
   CHECK(stream_create(w.core, &devices[0], 7, NULL) == a);
-  end();
-}
-
-TEST(an_immortal_stream_is_looked_up_without_the_driver)
-{
-  begin();
-  stream_t *first = present(w.stream[3]).stream;
-  uint64_t asked = sim_calls(w.s, SIM_CALL_stream_id);
-  for (int i = 0; i < 10; i++)
-    CHECK(present(w.stream[3]).stream == first);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_id), asked);
-  esper_stream mortal = world_mortal(&w, 0);
-  for (int i = 0; i < 10; i++)
-    present(mortal);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_id), asked + 10);
   end();
 }
 
@@ -90,17 +58,5 @@ TEST(a_special_handle_is_the_legacy_stream_or_the_threads_own)
   CHECK(mine == again && mine != device->legacy);
   check_on_another_thread(present_own, &others);
   CHECK(others != mine);
-  end();
-}
-
-TEST(a_stream_is_found_by_its_index)
-{
-  enum { MANY = 3 * GROUP_STREAMS };
-  begin();
-  stream_t *made[MANY];
-  for (int i = 0; i < MANY; i++)
-    made[i] = present(world_stream(&w, 0)).stream;
-  for (int i = 0; i < MANY; i++)
-    CHECK(stream_at(w.core, made[i]->index) == made[i]);
   end();
 }

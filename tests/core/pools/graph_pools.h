@@ -3,10 +3,7 @@
 #ifndef ESPER_GRAPH_POOLS_H
 #define ESPER_GRAPH_POOLS_H
 
-#include "world.h"
-
-__attribute__((unused)) static world w;
-__attribute__((unused)) static esper_stream r, s;
+#include "one_world.h"
 
 enum { ID = 7 };
 
@@ -14,13 +11,7 @@ static inline void begin(void)
 {
   sim_options options = {.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-}
-
-static inline void end(void)
-{
-  world_end(&w);
+  name_streams();
 }
 
 /* Filters: everything; nothing; a stream that is being captured. */

@@ -2,10 +2,8 @@
 #ifndef ESPER_MEM_POOLS_H
 #define ESPER_MEM_POOLS_H
 
-#include "world.h"
+#include "one_world.h"
 
-__attribute__((unused)) static world w;
-__attribute__((unused)) static esper_stream r, s;
 __attribute__((unused)) static esper_pool *pool;
 
 enum { ID = 5 };
@@ -59,15 +57,9 @@ static inline void begin(size_t mib)
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
   o = (own){0};
   CHECK_OK(esper_pool_create(w.core, 0, 0, ID, &pool));
-}
-
-static inline void end(void)
-{
-  world_end(&w);
 }
 
 static inline void *get(size_t size, esper_stream stream)

@@ -4,95 +4,7 @@
 #include "core/order/stream.h"
 #include "graph_pools.h"
 
-static void *get(esper_pool *pool, size_t size, esper_stream stream)
-{
-  void *p;
-  CHECK_OK(esper_malloc_from(w.core, pool, size, stream, &p));
-  sim_owner_begin(w.s, p, world_size(&w, p), stream.device, stream.handle);
-  return p;
-}
-
-TEST(memory_of_one_pool_never_serves_another)
-{
-  begin();
-  esper_pool *a, *b;
-  CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
-  CHECK_OK(esper_pool_create(w.core, 0, 3, 4, &b));
-  void *p = get(a, 12 * MIB, r);
-  world_free(&w, p);
-  void *q = get(b, 12 * MIB, r), *d = world_malloc(&w, 12 * MIB, r);
-  CHECK(q != p && d != p && d != q);
-  CHECK(get(a, 12 * MIB, r) == p);
-  esper_failure failure;
-  void *none;
-  CHECK_STATUS(esper_malloc_from(w.core, a, (size_t)1 << 40, r, &none), ESPER_OUT_OF_MEMORY);
-  esper_get_failure(&failure);
-  CHECK_EQ(failure.private_pools, 24 * MIB);
-  end();
-}
-
-TEST(a_heap_is_of_a_stream_and_a_capture)
-{
-  begin();
-  world_malloc(&w, 512, r);
-  world_malloc(&w, 512, s);
-  device_t *device = &w.core->devices[0];
-  presented_t a, b;
-  CHECK_OK(stream_present(w.core, r, &a));
-  CHECK_OK(stream_present(w.core, s, &b));
-  heap_t *heap = pool_heap(device->default_pool, a.stream, 0, TAG_NONE);
-  CHECK(heap && heap == pool_heap(device->default_pool, a.stream, 0, TAG_NONE));
-  CHECK(heap != pool_heap(device->default_pool, b.stream, 0, TAG_NONE));
-  CHECK(heap != pool_heap(device->default_pool, a.stream, 5, TAG_NONE));
-  CHECK(heap_is_valid(heap));
-  end();
-}
-
-TEST(memory_of_a_capture_stays_with_it)
-{
-  begin();
-  sim_capture_begin(w.s, 0, r.handle);
-  void *p = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, p);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p); /* inside: reused */
-  world_free(&w, p);
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p); /* outside: replays touch it */
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  sim_graph_launch(w.s, graph, 0, s.handle);
-  sim_capture_begin(w.s, 0, r.handle);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p); /* another capture */
-  sim_capture_abort(w.s, 0, r.handle);
-  sim_graph_destroy(w.s, graph);
-  end();
-}
-
 /* ---- pools of graphs ------------------------------------------------------ */
-
-TEST(a_graphs_memory_stays_until_the_graph_goes)
-{
-  begin();
-  capture_begin(ID);
-  void *p = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, p);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p); /* reused inside */
-  world_free(&w, p);
-  sim_graph *graph = capture_end(ID);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_OK(esper_pool_empty(w.core, 0, ID, 0));
-  CHECK_EQ(reserved(), 12 * MIB);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  sim_graph_launch(w.s, graph, 0, s.handle);
-  drop(graph, ID);
-  CHECK_EQ(references(ID), 0);
-  CHECK_EQ(reserved(), 24 * MIB);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* waits for the replay */
-  CHECK_EQ(reserved(), 12 * MIB);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  end();
-}
 
 /* The replay, on a stream that the core has never met, is still running. */
 TEST(memory_that_a_graph_may_touch_is_not_given_back)
@@ -221,26 +133,6 @@ TEST(captures_of_one_stream_leave_one_heap)
 }
 
 /* ---- pools that are begun without a capture ------------------------------- */
-
-/* A pool of eager work alone, begun in every step, does not grow. */
-TEST(a_pool_without_captures_reuses_its_memory_at_once)
-{
-  begin();
-  void *first = NULL;
-  for (int step = 0; step < 4; step++) {
-    CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-    for (int i = 0; i < 4; i++) {
-      void *p = world_malloc(&w, 12 * MIB, r);
-      world_kernel(&w, r, p);
-      CHECK(!first || p == first);
-      first = p;
-      world_free(&w, p);
-    }
-    CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  }
-  CHECK_EQ(reserved(), 12 * MIB);
-  end();
-}
 
 /* Freed between the begin and the first malloc: no capture had a chance to get it. */
 TEST(what_is_freed_after_a_begin_serves_where_nothing_is_captured)

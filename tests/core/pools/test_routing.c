@@ -27,28 +27,6 @@ static uint64_t pool_of(const void *p)
   return id;
 }
 
-TEST(filters_are_asked_newest_first)
-{
-  begin();
-  int first = 0, second = 0, third = 0;
-  void *context = NULL;
-  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, &first));
-  CHECK_OK(esper_pool_begin(w.core, 0, 0, 2, all, &second));
-  CHECK_OK(esper_pool_begin(w.core, 0, 3, 0, none, &third));
-  CHECK_EQ(pool_of(world_malloc(&w, 512, r)), 0); /* (0, 2) */
-  CHECK_EQ(first, 0);
-  CHECK_EQ(second, 1);
-  CHECK_EQ(third, 1);
-  CHECK_OK(esper_pool_end(w.core, 0, 0, 2, &context));
-  CHECK(context == &second);
-  CHECK_EQ(pool_of(world_malloc(&w, 512, r)), 1);
-  CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
-  CHECK_OK(esper_pool_end(w.core, 0, 3, 0, NULL));
-  world_malloc(&w, 512, r);
-  CHECK_EQ(first + second + third, 4);
-  end();
-}
-
 TEST(a_filter_that_fails_fails_the_malloc)
 {
   begin();
@@ -120,29 +98,5 @@ TEST(a_pool_has_ended_when_nobody_asks_its_filter_any_more)
   pthread_join(thread, NULL);
   CHECK_EQ(pool_of(p), ID);
   CHECK_OK(esper_free(w.core, p));
-  end();
-}
-
-static void end_and_release(void *context, sim_call call, int device, void *object)
-{
-  (void)context, (void)call, (void)device, (void)object;
-  sim_before_call(w.s, SIM_CALL_memory_alloc, NULL, NULL);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-}
-
-/* Another thread drops the pool while the malloc gets memory from the driver. */
-TEST(a_pool_that_was_chosen_stays_for_its_malloc)
-{
-  begin();
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  sim_before_call(w.s, SIM_CALL_memory_alloc, end_and_release, NULL);
-  void *p = world_malloc(&w, 512, r);
-  CHECK_EQ(references(ID), 0);
-  CHECK_EQ(pool_of(p), ID);
-  world_free(&w, p);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-  CHECK(!w.core->devices[0].pools->next); /* the default pool is alone */
   end();
 }

@@ -75,30 +75,6 @@ TEST(what_the_allocator_answers_the_malloc_answers)
 
 /* ---- asked directly --------------------------------------------------------------- */
 
-static sim_alive alive(void)
-{
-  sim_alive now;
-  sim_count_alive(w.s, 0, &now);
-  return now;
-}
-
-TEST(the_driver_serves_a_pool_that_has_no_allocator)
-{
-  begin(64);
-  uintptr_t address = 0;
-  CHECK_OK(source_obtain(pool, 2 * MIB, &address));
-  CHECK(address && address % BLOCK_ALIGN == 0);
-  CHECK_EQ(alive().bytes, 2 * MIB);
-  sim_fail_call(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(source_give_back(pool, address, 2 * MIB), ESPER_DEVICE_ERROR);
-  CHECK_EQ(alive().bytes, 2 * MIB);
-  CHECK_OK(source_give_back(pool, address, 2 * MIB));
-  CHECK_EQ(alive().allocations, 0);
-  CHECK_STATUS(source_obtain(pool, 65 * MIB, &address), ESPER_OUT_OF_MEMORY);
-  source_drop(pool); /* there is none */
-  end();
-}
-
 static esper_status obtain_nothing(void *context, int device, size_t size, void **address)
 {
   (void)context, (void)device, (void)size, (void)address;
@@ -115,23 +91,5 @@ TEST(an_allocator_that_gives_no_address_is_out_of_memory)
   CHECK(strstr(esper_last_error(), "did not provide a segment of 2097152 bytes"));
   CHECK(!address);
   source_drop(pool); /* it need not know */
-  end();
-}
-
-/* The driver's memory goes back to the driver, also when the allocator has a segment of that
- * size. */
-TEST(each_gets_its_own_back)
-{
-  begin(64);
-  uintptr_t mine = 0, drivers = 0;
-  pool_t *others = w.core->devices[0].default_pool;
-  use_own();
-  CHECK_OK(source_obtain(pool, 2 * MIB, &mine));
-  CHECK_OK(source_obtain(others, 2 * MIB, &drivers));
-  CHECK_EQ(o.live, 1);
-  CHECK_OK(source_give_back(others, drivers, 2 * MIB));
-  CHECK_EQ(o.live, 1);
-  CHECK_OK(source_give_back(pool, mine, 2 * MIB));
-  CHECK_EQ(o.live, 0);
   end();
 }

@@ -3,10 +3,7 @@
 #ifndef ESPER_MALLOC_WORLD_H
 #define ESPER_MALLOC_WORLD_H
 
-#include "world.h"
-
-__attribute__((unused)) static world w;
-__attribute__((unused)) static esper_stream r, s, t;
+#include "one_world.h"
 
 static inline void begin_as(size_t capacity, size_t allowance, sim_completion completion)
 {
@@ -15,9 +12,7 @@ static inline void begin_as(size_t capacity, size_t allowance, sim_completion co
                          .capacity = capacity};
   esper_config config = {.allowance = allowance};
   world_begin_with(&w, &options, &config);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
+  name_streams();
 }
 
 static inline void begin_with(size_t capacity, size_t allowance)
@@ -28,16 +23,6 @@ static inline void begin_with(size_t capacity, size_t allowance)
 static inline void begin(void)
 {
   begin_with(1024 * MIB, ESPER_ALLOWANCE_OFF);
-}
-
-static inline void end(void)
-{
-  world_end(&w);
-}
-
-static inline uint64_t calls(sim_call call)
-{
-  return sim_calls(w.s, call);
 }
 
 static inline void *block(size_t size, esper_stream stream)

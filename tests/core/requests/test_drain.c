@@ -5,9 +5,7 @@
 #include "core/base/monotonic.h"
 #include "core/base/core.h"
 #include "core/order/device.h"
-#include "world.h"
-
-static world w;
+#include "one_world.h"
 
 static void begin(size_t mib)
 {
@@ -15,6 +13,7 @@ static void begin(size_t mib)
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
   world_begin_with(&w, &options, NULL);
+  name_streams();
 }
 
 /* Another thread: reads a block on the mortal stream, and frees it. */
@@ -37,7 +36,7 @@ static void read_and_free(void *context, sim_call call, int device, void *object
 TEST(an_event_from_before_the_free_does_not_cover_a_held_use)
 {
   begin(12 + 14 + 2);
-  esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
+  esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
   world_record_stream(&w, x, mortal);
   world_record_stream(&w, y, mortal);
@@ -57,57 +56,6 @@ TEST(an_event_from_before_the_free_does_not_cover_a_held_use)
   world_end(&w);
 }
 
-/* What unknown streams do counts too: somebody was promised to wait for all. */
-static void *freed_after_all(esper_stream owner, esper_stream unknown)
-{
-  void *x = world_malloc(&w, 12 * MIB, owner);
-  world_read_on(&w, unknown, x, owner);
-  CHECK_OK(esper_free_after_all(w.core, x));
-  world_free(&w, x);
-  return x;
-}
-
-TEST(the_host_waits_for_streams_that_were_never_presented)
-{
-  begin(12);
-  esper_stream r = w.stream[0], s = w.stream[1], unknown = w.stream[2];
-  void *x = freed_after_all(s, unknown);
-  CHECK(world_malloc(&w, 12 * MIB, r) == x);
-  world_end(&w);
-}
-
-TEST(a_free_after_all_work_that_no_event_could_stand_for_is_held)
-{
-  begin(12);
-  esper_stream r = w.stream[0], unknown = w.stream[2];
-  sim_fail_call(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
-  void *x = freed_after_all(r, unknown);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  CHECK(world_malloc(&w, 12 * MIB, r) == x);
-  world_end(&w);
-}
-
-/* Whichever event comes after the free will do, whoever had it recorded. */
-TEST(a_held_use_is_over_when_a_later_event_of_its_stream_is)
-{
-  begin(64);
-  esper_stream r = w.stream[0], s = w.stream[1];
-  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
-  world_record_stream(&w, x, s);
-  world_read_on(&w, s, x, r);
-  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
-  world_free(&w, x);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  world_read_on(&w, s, y, r);
-  world_use(&w, y, s, 0);
-  world_run(&w, r);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  world_run(&w, s);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
-  CHECK(world_malloc(&w, 12 * MIB, r) == x);
-  world_end(&w);
-}
-
 static void begin_with_two_devices(void)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN,
@@ -115,29 +63,14 @@ static void begin_with_two_devices(void)
                          .devices = 2,
                          .capacity = 12 * MIB};
   world_begin_with(&w, &options, NULL);
-}
-
-/* Nothing but a wait for the other device tells that its stream is done. */
-TEST(the_host_waits_for_a_held_use_of_another_device)
-{
-  begin_with_two_devices();
-  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
-  void *x = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, x);
-  world_record_stream(&w, x, far);
-  world_read_on(&w, far, x, r);
-  world_free(&w, x); /* held: the handle is not at hand */
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  CHECK(world_malloc(&w, 12 * MIB, r) == x);
-  CHECK_EQ(sim_pending(w.s, 1, far.handle), 0);
-  world_end(&w);
+  name_streams();
 }
 
 /* That device is at work on what waits for r: better no memory than no end. */
 TEST(the_host_does_not_wait_for_ever_for_another_device)
 {
   begin_with_two_devices();
-  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  esper_stream far = world_mortal(&w, 1);
   esper_stream spinning = world_stream(&w, 1);
   sim_wait_flag(w.s, 1, spinning.handle, 0);
   void *x = world_malloc(&w, 12 * MIB, r), *y;
@@ -188,7 +121,7 @@ static void let_the_pool_go(void)
 TEST(a_pool_that_is_gone_keeps_what_another_device_reads)
 {
   begin_with_two_devices();
-  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  esper_stream far = world_mortal(&w, 1);
   esper_pool *pool;
   void *x;
   CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
@@ -211,7 +144,7 @@ static int any_stream(void *context, void *handle)
 TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
 {
   begin_with_two_devices();
-  esper_stream r = w.stream[0], far = world_stream(&w, 1), farther = world_stream(&w, 1);
+  esper_stream far = world_stream(&w, 1), farther = world_stream(&w, 1);
   esper_stream on = world_stream(&w, 1);
   CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
   sim_capture_begin(w.s, 0, r.handle);
@@ -229,41 +162,6 @@ TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
   sim_graph_destroy(w.s, graph);
   let_the_pool_go();
   world_end(&w);
-}
-
-/* ---- what graphs read ------------------------------------------------------- */
-
-static void *used(size_t size, esper_stream stream)
-{
-  void *p = world_malloc(&w, size, stream);
-  world_kernel(&w, stream, p);
-  return p;
-}
-
-/* The device can be waited for all the same when no replay is under way. */
-TEST(what_a_graph_reads_keeps_no_other_memory)
-{
-  for (int kept = 0; kept < 3; kept++) {
-    sim_options options = {.capacity = 100 * MIB,
-                           .oracle = SIM_ORACLE_KNOWN,
-                           .completion = SIM_AT_ONCE};
-    esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
-    world_begin_with(&w, &options, &config);
-    esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
-    void *x = used(2 * MIB, s);
-    sim_capture_begin(w.s, 0, r.handle);
-    if (kept == 1)
-      world_record_stream(&w, x, r);
-    else
-      world_use(&w, x, r, 0);
-    sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
-    if (!kept)
-      world_free(&w, x);
-    world_free(&w, used(60 * MIB, t));
-    sim_run_all(w.s);
-    used(70 * MIB, s);
-    world_end(&w);
-  }
 }
 
 /* ---- how long ----------------------------------------------------------------- */
@@ -304,47 +202,12 @@ TEST(a_limited_drain_gives_up_and_another_does_not)
 }
 
 /* The driver has no event for all streams, and the stream is one that cannot be asked. */
-/* As PyTorch's own allocator does when memory goes back. */
-TEST(a_limited_drain_synchronises_the_device_where_no_event_stands_for_all_streams)
-{
-  begin(64);
-  esper_stream mortal = world_mortal(&w, 0);
-  world_malloc(&w, 512, mortal);
-  sim_fail_calls_from(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
-  CHECK_OK(drain_device(&w.core->devices[0], DRAIN_LIMITED));
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 1);
-  sim_fail_call(w.s, SIM_CALL_event_record_all, 0, ESPER_OK);
-  world_end(&w);
-}
-
-TEST(empty_cache_gives_back_what_has_completed_and_waits_for_nothing_else)
-{
-  begin(64);
-  esper_stream r = w.stream[0], s = w.stream[1];
-  void *x = used(12 * MIB, r), *y = used(14 * MIB, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
-  world_free(&w, x);
-  world_note_all(&w);
-  sim_wait_flag(w.s, 0, s.handle, 0);
-  world_read_on(&w, s, y, r);
-  world_use(&w, y, s, 0);
-  world_free(&w, y);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 14 * MIB);
-  CHECK(sim_pending(w.s, 0, s.handle) > 0);
-  sim_raise_flag_now(w.s, 0);
-  sim_run_all(w.s);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-  world_end(&w);
-}
 
 /* A replay may take long, and an error would come too early. */
 TEST(what_is_waited_for_in_vain_is_waited_for_again_in_place_of_an_error)
 {
   begin(100);
-  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2], o = w.stream[3];
+  esper_stream o = w.stream[3];
   void *x = world_malloc(&w, 2 * MIB, s);
   sim_capture_begin(w.s, 0, r.handle);
   sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
@@ -380,7 +243,7 @@ TEST(a_drain_that_cannot_tell_ends_no_capture)
 TEST(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream)
 {
   begin(1024);
-  esper_stream r = w.stream[0], s = w.stream[1], mortal = world_mortal(&w, 0);
+  esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 9 * MIB, s);
   world_malloc(&w, 9 * MIB, s);
   world_free(&w, x);
@@ -411,7 +274,6 @@ static int no_stream(void *context, void *handle)
 static void beside_an_open_pool(int for_the_pool)
 {
   begin(64);
-  esper_stream r = w.stream[0], s = w.stream[1];
   if (!for_the_pool)
     CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, no_stream, NULL));
   void *x = world_malloc(&w, 50 * MIB, s);
@@ -431,11 +293,6 @@ TEST(while_a_pool_is_open_memory_goes_to_other_streams_before_it_runs_out)
   beside_an_open_pool(0);
 }
 
-TEST(while_a_pool_is_open_memory_goes_back_before_it_runs_out)
-{
-  beside_an_open_pool(1);
-}
-
 static esper_stream capturing;
 static int captures;
 
@@ -453,7 +310,6 @@ static void begin_a_capture(void *context, sim_call call, int device, void *obje
 TEST(a_capture_that_begins_during_a_wait_is_not_forgotten)
 {
   begin(1024);
-  esper_stream r = w.stream[0], s = w.stream[1];
   capturing = world_mortal(&w, 0);
   captures = 0;
   void *x = world_malloc(&w, 9 * MIB, s);

@@ -30,16 +30,6 @@ static int64_t reserved(void)
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
 }
 
-TEST(memory_grows_within_the_allowance)
-{
-  begin_holding();
-  for (int i = 0; i < 3; i++)
-    pending(12 * MIB);
-  CHECK_EQ(held_back(), 0);
-  CHECK_EQ(reserved(), 36 * MIB);
-  end();
-}
-
 TEST(beyond_the_allowance_the_host_waits_for_the_oldest)
 {
   for (int until_free = 0; until_free < 2; until_free++) {
@@ -56,73 +46,6 @@ TEST(beyond_the_allowance_the_host_waits_for_the_oldest)
     CHECK_EQ(calls(SIM_CALL_stream_wait), 0);
     end();
   }
-}
-
-/* What is newer goes on meanwhile. */
-TEST(the_host_waits_no_longer_than_for_the_oldest)
-{
-  begin_holding();
-  for (int i = 0; i < 3; i++)
-    pending(12 * MIB);
-  size_t before = sim_pending(w.s, 0, s.handle);
-  world_malloc(&w, 12 * MIB, r);
-  CHECK_EQ(held_back(), 1);
-  /* Three of nine operations: a wait, a kernel, a record. One was added, to see where s ends. */
-  CHECK_EQ(sim_pending(w.s, 0, s.handle), before - 3 + 1);
-  end();
-}
-
-TEST(what_completed_in_another_heap_comes_before_a_wait)
-{
-  begin_with(1024 * MIB, 45 * MIB);
-  void *other = block(12 * MIB, t);
-  world_free(&w, other);
-  world_run(&w, t);
-  world_note_all(&w);
-  for (int i = 0; i < 3; i++)
-    pending(14 * MIB);
-  CHECK(world_malloc(&w, 12 * MIB, r) == other);
-  CHECK_EQ(held_back(), 0);
-  end();
-}
-
-/* The GPU works on these meanwhile. */
-TEST(the_two_blocks_that_became_pending_last_are_not_waited_for)
-{
-  begin_holding();
-  pending(100 * MIB);
-  pending(100 * MIB);
-  world_malloc(&w, 100 * MIB, r);
-  CHECK_EQ(held_back(), 0);
-  end();
-  begin_holding();
-  void *p = pending(100 * MIB);
-  pending(100 * MIB);
-  pending(100 * MIB);
-  CHECK(world_malloc(&w, 100 * MIB, r) == p);
-  CHECK_EQ(held_back(), 1);
-  end();
-}
-
-TEST(small_memory_does_not_wait_for_large_memory)
-{
-  begin_holding();
-  for (int i = 0; i < 3; i++)
-    pending(12 * MIB);
-  world_malloc(&w, 4 * KIB, r);
-  CHECK_EQ(held_back(), 0);
-  end();
-}
-
-TEST(without_an_allowance_nobody_waits)
-{
-  begin_with(1024 * MIB, ESPER_ALLOWANCE_OFF);
-  for (int i = 0; i < 20; i++)
-    pending(12 * MIB);
-  CHECK_EQ(held_back(), 0);
-  CHECK_EQ(reserved(), 240 * MIB);
-  CHECK_EQ(world_counters(&w, 0).allowance, 0);
-  end();
 }
 
 TEST(the_default_is_128_mib)
@@ -199,63 +122,6 @@ static void spin(void)
   sim_wait_flag(w.s, 0, s.handle, 0);
   for (int i = 0; i < 3; i++)
     pending(12 * MIB);
-}
-
-TEST(a_wait_for_work_that_waits_for_this_host_ends)
-{
-  begin_holding();
-  spin();
-  void *p = world_malloc(&w, 12 * MIB, r);
-  CHECK_EQ(reserved(), 48 * MIB);
-  CHECK_EQ(held_back(), 1);
-  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 1);
-  world_malloc(&w, 12 * MIB, r); /* s is left alone now */
-  CHECK_EQ(held_back(), 1);
-  monotonic_skip(3600000000u);
-  world_malloc(&w, 12 * MIB, r);
-  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 2);
-  sim_raise_flag(w.s, 0, r.handle, 0);
-  world_kernel(&w, r, p);
-  sim_run_all(w.s);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  end();
-}
-
-/* s hangs. What waits for t is waited for all the same, and what waits for s counts no more. */
-TEST(other_streams_are_still_waited_for)
-{
-  begin_with(1024 * MIB, 40 * MIB);
-  spin();
-  CHECK(world_malloc(&w, 12 * MIB, r)); /* s was waited for in vain */
-  CHECK_EQ(held_back(), 1);
-  void *p[3];
-  for (int i = 0; i < 3; i++) {
-    p[i] = block(12 * MIB, r);
-    read_and_free(p[i], t);
-    CHECK_EQ(held_back(), 1);
-  }
-  CHECK(world_malloc(&w, 12 * MIB, r) == p[0]);
-  CHECK_EQ(held_back(), 2);
-  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 1);
-  sim_raise_flag_now(w.s, 0);
-  end();
-}
-
-/* Seven streams hang: nothing completes on any, so one wait says it of all. */
-TEST(one_malloc_waits_in_vain_once)
-{
-  begin_with(1024 * MIB, 1);
-  for (int i = 1; i < WORLD_STREAMS; i++) {
-    sim_wait_flag(w.s, 0, w.stream[i].handle, 0);
-    void *p = block(12 * MIB, r);
-    read_and_free(p, w.stream[i]);
-    CHECK(world_counters(&w, 0).held_back_in_vain <= (unsigned)i);
-  }
-  uint64_t before = world_counters(&w, 0).held_back_in_vain;
-  world_malloc(&w, 12 * MIB, r);
-  CHECK(world_counters(&w, 0).held_back_in_vain <= before + 1);
-  sim_raise_flag_now(w.s, 0);
-  end();
 }
 
 /* Another thread keeps freeing into the heap while this one waits. */

@@ -44,21 +44,6 @@ TEST(a_stitched_block_is_shared)
   end();
 }
 
-TEST(kernels_of_both_touch_it)
-{
-  begin();
-  void *p = get(9);
-  sent x;
-  touch(r, p, 9 * MIB);
-  char *q = send_there(p, &x);
-  world_wait(&w, t, r);
-  touch(t, q, 9 * MIB);
-  world_wait(&w, r, t);
-  touch(r, p, 9 * MIB);
-  close_there(&x);
-  end();
-}
-
 TEST(it_may_be_opened_more_than_once)
 {
   begin();
@@ -72,31 +57,6 @@ TEST(it_may_be_opened_more_than_once)
   close_there(&y);
   CHECK_EQ(alive().mappings, x.count);
   end();
-}
-
-/* Two of the three are of one block, the third has a page in common with none. */
-TEST(what_was_opened_is_closed_in_any_order)
-{
-  static const int ORDERS[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
-  for (int i = 0; i < 6; i++) {
-    begin();
-    void *p = get(9), *q = get(5);
-    sent x[3] = {share(p), share(p), share(q)};
-    size_t size[3] = {9 * MIB, 9 * MIB, 5 * MIB};
-    for (int k = 0; k < 3; k++)
-      open_there(&x[k]);
-    for (int k = 0; k < 3; k++) {
-      for (int left = k; left < 3; left++) { /* what is open can be used */
-        sent *one = &x[ORDERS[i][left]];
-        touch(t, (char *)one->base + one->offset, size[ORDERS[i][left]]);
-      }
-      close_there(&x[ORDERS[i][k]]);
-      CHECK_EQ(alive().ranges, 1 + 2 - k);
-    }
-    CHECK_STATUS(esper_close_shared(there, x[0].base), ESPER_INVALID);
-    touch(r, p, 9 * MIB);
-    end();
-  }
 }
 
 TEST(what_is_not_closed_goes_with_the_core)
@@ -121,20 +81,6 @@ TEST(closing_waits_for_what_is_at_work)
   char *q = send_there(p, &x);
   touch(t, q, 9 * MIB);
   CHECK_EQ(sim_pending_all(w.s), 1);
-  close_there(&x);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  CHECK_EQ(alive().ranges, 1);
-  end();
-}
-
-/* PyTorch's streams are many, and the core meets those that get memory. */
-TEST(closing_waits_for_streams_that_the_core_never_met)
-{
-  begin();
-  sent x;
-  char *q = send_there(get(9), &x);
-  esper_stream unmet = world_stream(&w, 0);
-  touch(unmet, q, 9 * MIB);
   close_there(&x);
   CHECK_EQ(sim_pending_all(w.s), 0);
   CHECK_EQ(alive().ranges, 1);
@@ -224,31 +170,6 @@ TEST(what_was_waited_for_in_vain_is_unmapped_later)
   end();
 }
 
-static void let_it_end(void *context, sim_call call, int device, void *object)
-{
-  (void)context, (void)call, (void)device, (void)object;
-  sim_raise_flag_now(w.s, 0);
-}
-
-TEST(empty_cache_does_not_wait_for_ever_for_what_uses_closed_pages)
-{
-  begin();
-  sent x;
-  char *a = send_there(get(9), &x);
-  sim_wait_flag(w.s, 0, t.handle, 0);
-  touch(t, a, 9 * MIB);
-  close_there(&x);
-  sim_before_call(w.s, SIM_CALL_event_synchronize, let_it_end, NULL);
-  CHECK_OK(esper_empty_cache(there, 0, NULL));
-  CHECK_EQ(calls(SIM_CALL_event_synchronize), 0);
-  CHECK_EQ(alive().ranges, 2);
-  sim_raise_flag_now(w.s, 0);
-  sim_run_all(w.s);
-  CHECK_OK(esper_empty_cache(there, 0, NULL));
-  CHECK_EQ(alive().ranges, 1);
-  end();
-}
-
 TEST(only_what_is_open_is_closed)
 {
   begin();
@@ -275,21 +196,6 @@ TEST(peers_access_what_is_shared)
   CHECK(sim_may_access(w.s, 1, a, 9 * MIB));
   char *b = send_there(get(12), &y);
   CHECK(sim_may_access(w.s, 1, b, 12 * MIB));
-  close_there(&x);
-  close_there(&y);
-  end();
-}
-
-TEST(a_peer_that_is_refused_once_may_be_added_later)
-{
-  begin();
-  sent x, y;
-  char *a = send_there(get(9), &x), *b = send_there(get(12), &y);
-  sim_fail_call(w.s, SIM_CALL_page_access, 2, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_add_peer(there, 0, 1), ESPER_DEVICE_ERROR);
-  CHECK(!(sim_may_access(w.s, 1, a, 9 * MIB) && sim_may_access(w.s, 1, b, 12 * MIB)));
-  CHECK_OK(esper_add_peer(there, 0, 1));
-  CHECK(sim_may_access(w.s, 1, a, 9 * MIB) && sim_may_access(w.s, 1, b, 12 * MIB));
   close_there(&x);
   close_there(&y);
   end();

@@ -11,57 +11,6 @@ TEST(zero_bytes_are_null)
   end();
 }
 
-TEST(the_same_stream_has_its_memory_back_at_once)
-{
-  begin();
-  void *p = block(5000, r);
-  world_free(&w, p);
-  uint64_t asked = calls(SIM_CALL_memory_alloc);
-  CHECK(world_malloc(&w, 5000, r) == p);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), asked);
-  end();
-}
-
-TEST(the_best_fit_is_taken)
-{
-  begin();
-  void *p[6];
-  size_t size[6] = {8192, 512, 4096, 512, 16384, 512};
-  for (int i = 0; i < 6; i++)
-    p[i] = block(size[i], r);
-  for (int i = 0; i < 6; i += 2)
-    world_free(&w, p[i]);
-  CHECK(world_malloc(&w, 4000, r) == p[2]);
-  CHECK(world_malloc(&w, 5000, r) == p[0]);
-  CHECK(world_malloc(&w, 9000, r) == p[4]);
-  end();
-}
-
-TEST(neighbours_merge)
-{
-  begin();
-  void *p[4];
-  for (int i = 0; i < 4; i++)
-    p[i] = block(MIB / 2, r);
-  for (int i = 0; i < 4; i++)
-    world_free(&w, p[(i * 3 + 1) % 4]);
-  CHECK(world_malloc(&w, MIB, r) == p[0]);
-  CHECK(world_malloc(&w, MIB, r) == p[2]);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
-  end();
-}
-
-TEST(small_and_large_blocks_do_not_mix)
-{
-  begin();
-  world_free(&w, block(12 * MIB, r));
-  world_malloc(&w, 512, r);
-  CHECK_EQ(calls(SIM_CALL_memory_alloc), 2);
-  CHECK_EQ(world_stats(&w, 0).segment[ESPER_SMALL].current, 1);
-  CHECK_EQ(world_stats(&w, 0).segment[ESPER_LARGE].current, 1);
-  end();
-}
-
 TEST(a_pending_block_is_ready_as_soon_as_its_use_has_completed)
 {
   begin();
@@ -79,51 +28,6 @@ static uint64_t loans_of(size_t size, int count)
   for (int i = 0; i < count; i++)
     world_free(&w, world_malloc(&w, size, s));
   return world_counters(&w, 0).loans - before;
-}
-
-static int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
-TEST(who_borrows_again_and_again_grows)
-{
-  world_begin_with(&w, &(sim_options){.completion = SIM_AT_ONCE}, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-  void *p = world_malloc(&w, 4 * KIB, r);
-  CHECK_EQ(loans_of(4 * KIB, 32), 32);
-  CHECK_EQ(reserved(), 2 * MIB);
-  CHECK_EQ(loans_of(4 * KIB, 100), 0);
-  CHECK_EQ(reserved(), 4 * MIB);
-  void *q = world_malloc(&w, 6 * MIB, r);
-  int64_t now = reserved();
-  CHECK_EQ(loans_of(6 * MIB, 100), 100); /* what is large is dear */
-  CHECK_EQ(reserved(), now);
-  world_free(&w, p);
-  world_free(&w, q);
-  world_check(&w);
-  world_end(&w);
-}
-
-TEST(who_borrows_again_and_again_grows_by_pages_of_its_own)
-{
-  world_begin_with(&w, &(sim_options){.completion = SIM_AT_ONCE, .virtual_memory = 1}, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-  void *p[8];
-  for (int i = 0; i < 8; i++)
-    p[i] = world_malloc(&w, MIB, r);
-  for (int i = 0; i < 8; i++)
-    world_free(&w, p[i]);
-  CHECK_EQ(reserved(), 8 * MIB);
-  CHECK_EQ(loans_of(MIB, 32), 32);
-  CHECK_EQ(reserved(), 8 * MIB);
-  CHECK_EQ(loans_of(MIB, 100), 0);
-  CHECK_EQ(reserved(), 10 * MIB); /* those of r stay where they are */
-  CHECK_EQ(calls(SIM_CALL_page_unmap), 0);
-  world_check(&w);
-  world_end(&w);
 }
 
 TEST(who_cannot_grow_goes_on_borrowing)

@@ -25,7 +25,6 @@ static bool comes_back(void *x, esper_stream stream)
 TEST(a_note_costs_no_event_until_the_free)
 {
   begin();
-  esper_stream t = w.stream[2];
   void *x = world_malloc(&w, 12 * MIB, r);
   for (int i = 0; i < 3; i++) {
     note(x, s);
@@ -85,32 +84,6 @@ TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
   end();
 }
 
-/* The memory serves again, from the block cache and from the bins: earlier notes are forgotten. */
-TEST(a_note_lasts_for_one_owner)
-{
-  begin();
-  const size_t sizes[] = {4 * KIB, 12 * MIB};
-  for (int i = 0; i < 2; i++) {
-    void *x = world_malloc(&w, sizes[i], r);
-    note(x, s);
-    world_free(&w, x);
-    sim_run_all(w.s);
-    esper_retire(w.core, 0);
-    for (int again = 0; again < 2; again++) {
-      CHECK(world_malloc(&w, sizes[i], r) == x);
-      CHECK_EQ(uses(), 0);
-      note(x, s);
-      CHECK_EQ(uses(), 1);
-      world_free(&w, x);
-      sim_run_all(w.s);
-      esper_retire(w.core, 0);
-      CHECK(world_malloc(&w, sizes[i], r) == x);
-      world_free(&w, x); /* owes nothing: into the block cache */
-    }
-  }
-  end();
-}
-
 /* Free blocks are in a tree, whose links are where live ones remember their notes. */
 TEST(what_a_free_block_was_is_no_note)
 {
@@ -150,21 +123,6 @@ TEST(an_address_inside_and_one_outside)
   CHECK_EQ(uses(), 1);
   const void *ptr = x;
   CHECK_STATUS(esper_note_use(w.core, &ptr, 1, (esper_stream){.device = 7}), ESPER_INVALID);
-  end();
-}
-
-TEST(several_addresses_at_once)
-{
-  begin();
-  const void *ptrs[] = {world_malloc(&w, 12 * MIB, s), world_malloc(&w, 12 * MIB, r), NULL, &w,
-                        world_malloc(&w, 12 * MIB, r)};
-  CHECK_OK(esper_note_use(w.core, ptrs, 5, s));
-  CHECK_EQ(uses(), 2);
-  CHECK_OK(esper_note_use(w.core, ptrs, 5, s));
-  CHECK_EQ(uses(), 2);
-  CHECK_OK(esper_note_use(w.core, ptrs, 5, r));
-  CHECK_EQ(uses(), 3);
-  CHECK_OK(esper_note_use(w.core, NULL, 0, r));
   end();
 }
 
@@ -213,39 +171,6 @@ TEST(a_note_on_a_stream_that_may_be_destroyed_ends_what_it_holds)
 
 /* ---- captures --------------------------------------------------------------- */
 
-/* The graph reads x, which is the capturing stream's own, and is replayed on t. */
-TEST(what_a_graph_reads_waits_for_every_stream)
-{
-  begin();
-  esper_stream t = w.stream[2];
-  void *own = world_malloc(&w, 12 * MIB, r), *other = world_malloc(&w, 12 * MIB, s);
-  world_kernel(&w, r, own);
-  world_kernel(&w, s, other);
-  sim_run_all(w.s);
-  note(other, r); /* before the capture: not enough for the graph */
-  capture_begin(1);
-  void *inside = world_malloc(&w, 512, r);
-  sim_kernel(w.s, 0, r.handle, own, 512, SIM_READ);
-  sim_kernel(w.s, 0, r.handle, other, 512, SIM_READ);
-  note(own, r);
-  note(other, r);
-  note(inside, r); /* of the same capture: nothing to do */
-  CHECK_EQ(uses(), 3);
-  world_free(&w, inside);
-  sim_graph *graph = capture_end(1);
-  sim_graph_launch(w.s, graph, 0, t.handle);
-  world_free(&w, own);
-  world_free(&w, other);
-  CHECK(!comes_back(own, r));
-  CHECK(!comes_back(other, s));
-  CHECK_EQ(world_counters(&w, 0).captured_frees, 0); /* nobody marked it: nothing is said */
-  sim_run_all(w.s);
-  sim_graph_destroy(w.s, graph);
-  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  end();
-}
-
 /* Graphs of a pool are replayed in the order of their captures. */
 TEST(memory_of_an_earlier_graph_of_the_stream_needs_no_note)
 {
@@ -265,55 +190,6 @@ TEST(memory_of_an_earlier_graph_of_the_stream_needs_no_note)
   for (int i = 0; i < 2; i++)
     CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  end();
-}
-
-/* The capture begins on device 0, and so is replayed there. Its branch on device 1 reads memory of
- * that device: the branch's own, and another stream's. */
-TEST(what_a_graph_over_two_devices_reads_waits_for_both)
-{
-  begin();
-  esper_stream far = world_stream(&w, 1), beside = world_stream(&w, 1);
-  void *own = world_malloc(&w, 12 * MIB, far), *other = world_malloc(&w, 12 * MIB, beside);
-  world_kernel(&w, far, own);
-  world_kernel(&w, beside, other);
-  world_wait(&w, far, beside);
-  world_wait(&w, r, far);
-  capture_begin(1);
-  world_wait(&w, far, r);
-  sim_kernel(w.s, 1, far.handle, own, 512, SIM_READ);
-  sim_kernel(w.s, 1, far.handle, other, 512, SIM_READ);
-  note(own, far);
-  note(other, far);
-  world_wait(&w, r, far);
-  sim_graph *graph = capture_end(1);
-  sim_graph_launch(w.s, graph, 0, r.handle);
-  world_free(&w, own);
-  world_free(&w, other);
-  world_run(&w, far);
-  world_run(&w, beside);
-  esper_retire(w.core, 1);
-  CHECK(!comes_back(own, far));
-  CHECK(!comes_back(other, beside));
-  drop(graph, 1);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  end();
-}
-
-/* An event for all of the device's work would end the capture. */
-TEST(a_free_during_a_capture_leaves_the_capture_alone)
-{
-  begin();
-  void *x = world_malloc(&w, 12 * MIB, s);
-  CHECK_OK(esper_note_unseen_uses(w.core));
-  capture_begin(1);
-  world_free(&w, x);
-  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
-  CHECK(!comes_back(x, s));
-  sim_graph_destroy(w.s, capture_end(1));
-  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
   end();
 }
 

@@ -121,18 +121,6 @@ TEST(live_memory_keeps_its_uses_and_is_not_waited_for)
   end();
 }
 
-TEST(memory_of_other_pools_is_left_alone)
-{
-  begin();
-  void *x = owe_use(X, s);
-  open_pool();
-  CHECK(sim_pending(w.s, 0, s.handle) > 0);
-  CHECK(find(x)->uses);
-  CHECK_EQ(world_counters(&w, 0).bytes_pending, X * MIB);
-  close_pool();
-  end();
-}
-
 /* What s waits for is enqueued when the pool has been begun. */
 TEST(what_is_waited_for_in_vain_is_withheld_until_the_next_time)
 {
@@ -419,27 +407,6 @@ TEST(what_is_freed_after_its_stream_was_waited_for_is_withheld)
   end();
 }
 
-/* The host waits for all streams, so that the borrower's use is over. */
-TEST(a_loan_is_over_when_the_pool_was_begun_again)
-{
-  begin_with(&(esper_config){.captures_are_announced = 1}, 24 * MIB);
-  open_pool();
-  void *x = block(9, s);
-  block(9, s);
-  world_free(&w, x);
-  sim_run_all(w.s);
-  world_note_all(&w);
-  CHECK(block(9, r) == x);
-  CHECK_EQ(world_counters(&w, 0).loans, 1);
-  close_pool();
-  world_free(&w, x);
-  CHECK_EQ(find(x)->state, BLOCK_PENDING);
-  open_pool();
-  CHECK_EQ(find(x)->state, BLOCK_READY);
-  sim_run_all(w.s);
-  end();
-}
-
 /* Of two segments of s, the one that fits better may be read by others. */
 TEST(a_capture_takes_what_owes_nothing_though_it_fits_worse)
 {
@@ -533,18 +500,6 @@ TEST(memory_of_a_pool_that_is_gone_waits_for_the_device)
   quiesce_unreferenced(device(), NULL);
   CHECK(!x->segment->heap->capture);
   CHECK_EQ(owing(), 0);
-  end();
-}
-
-TEST(memory_of_a_pool_that_is_open_or_referred_to_stays_its_graphs)
-{
-  begin();
-  const block_t *x = find(leave_memory_of_a_graph());
-  CHECK_OK(drain_device(device(), 0));
-  esper_pool *again;
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &again));
-  quiesce_unreferenced(device(), NULL);
-  CHECK(x->segment->heap->capture);
   end();
 }
 

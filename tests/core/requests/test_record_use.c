@@ -2,9 +2,7 @@
 #include "core/requests/record_use.h"
 
 #include "core/blocks/block.h"
-#include "world.h"
-
-static world w;
+#include "one_world.h"
 
 static void begin(size_t mib)
 {
@@ -12,6 +10,7 @@ static void begin(size_t mib)
                          .completion = SIM_WHEN_TOLD,
                          .capacity = mib * MIB};
   world_begin_with(&w, &options, NULL);
+  name_streams();
 }
 
 static void use_until_event(void *ptr, esper_stream reader)
@@ -29,7 +28,6 @@ TEST(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else)
 {
   begin(1024);
   world_set_allowance(&w, MIB);
-  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *x = world_malloc(&w, 12 * MIB, r), *y[2];
   world_kernel(&w, r, x);
   world_wait(&w, s, r);
@@ -61,7 +59,6 @@ TEST(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else)
 TEST(a_later_event_does_not_cover_one_that_could_not_be_had)
 {
   begin(12 + 14 + 14);
-  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
   sim_wait_flag(w.s, 0, s.handle, 0);
   world_read_on(&w, s, x, r);
@@ -147,34 +144,9 @@ TEST(a_mark_without_host_memory_is_an_error)
 
 /* ---- marks until the free ---------------------------------------------------- */
 
-TEST(a_mark_until_the_free_records_its_event_there)
-{
-  begin(64);
-  esper_stream r = w.stream[0], s = w.stream[1];
-  const void *x[2] = {world_malloc(&w, 12 * MIB, r), world_malloc(&w, 14 * MIB, r)};
-  size_t marked = 0;
-  CHECK_OK(esper_record_use(w.core, x, 2, s, ESPER_USE_UNTIL_FREE, &marked));
-  CHECK_OK(esper_record_use(w.core, x, 1, r, ESPER_USE_UNTIL_FREE, NULL)); /* its own stream */
-  CHECK_EQ(marked, 2);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
-  CHECK_EQ(world_counters(&w, 0).uses_pending, 2);
-  for (int i = 0; i < 2; i++) {
-    world_read_on(&w, s, x[i], r);
-    world_free(&w, (void *)x[i]);
-  }
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 2);
-  world_run(&w, r);
-  CHECK(world_malloc(&w, 12 * MIB, r) != x[0]);
-  world_run(&w, s);
-  for (int i = 0; i < 2; i++)
-    CHECK(world_malloc(&w, (12 + 2 * (size_t)i) * MIB, r) == x[i]);
-  world_end(&w);
-}
-
 TEST(marks_are_counted_by_when_they_end)
 {
   begin(64);
-  esper_stream r = w.stream[0], s = w.stream[1];
   const void *x[2] = {world_malloc(&w, 12 * MIB, r), world_malloc(&w, 14 * MIB, r)};
   world_use(&w, x[0], s, 0);
   world_use(&w, x[0], s, 0); /* replaces the earlier one */
@@ -190,73 +162,6 @@ TEST(marks_are_counted_by_when_they_end)
   CHECK_EQ(world_counters(&w, 0).marks_exact, 5);
   CHECK_EQ(world_counters(&w, 0).marks_until_free, 4);
   world_end(&w);
-}
-
-/* Nobody can ask a mortal stream anything at the free, so the block is held. An event at the
- * stream's next malloc ends that, but comes after work of which the mark said nothing: here it
- * waits for what r enqueues after its next malloc. */
-TEST(a_mark_until_the_free_on_a_mortal_stream_is_held)
-{
-  begin(64);
-  esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
-  void *x = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, mortal, x, r);
-  world_use(&w, x, mortal, ESPER_USE_UNTIL_FREE);
-  world_free(&w, x);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  sim_wait_flag(w.s, 0, mortal.handle, 0);
-  world_malloc(&w, 512, mortal);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
-  CHECK(world_malloc(&w, 12 * MIB, r) != x);
-  sim_raise_flag(w.s, 0, r.handle, 0);
-  sim_run_all(w.s);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  world_end(&w);
-}
-
-/* On each of two ranks, c computes what r produced, and then receives: it waits for a flag that the
- * other rank's r raises after its next mallocs. A mark at the last read ends before that wait; one
- * until the free does not, so the host waits in vain and memory grows. Neither makes r wait. */
-static void the_ring_goes_round(unsigned flags, size_t allowance)
-{
-  enum { RANKS = 2, BLOCKS = 3 };
-  begin(1024);
-  world_set_allowance(&w, allowance);
-  for (unsigned rank = 0; rank < RANKS; rank++) {
-    esper_stream r = w.stream[2 * rank], c = w.stream[2 * rank + 1];
-    void *x[BLOCKS];
-    for (int i = 0; i < BLOCKS; i++) {
-      x[i] = world_malloc(&w, (12 + 2 * rank) * MIB, r);
-      world_kernel(&w, r, x[i]);
-      world_read_on(&w, c, x[i], r);
-      world_use(&w, x[i], c, flags);
-    }
-    sim_wait_flag(w.s, 0, c.handle, (rank + 1) % RANKS);
-    for (int i = 0; i < BLOCKS; i++) {
-      if (flags & ESPER_USE_UNTIL_FREE) /* an exact mark says that there are no more reads */
-        sim_kernel(w.s, 0, c.handle, x[i], 512, SIM_READ);
-      world_free(&w, x[i]);
-    }
-    for (int i = 0; i < BLOCKS; i++)
-      world_kernel(&w, r, world_malloc(&w, (12 + 2 * rank) * MIB, r));
-    sim_raise_flag(w.s, 0, r.handle, rank);
-  }
-  sim_run_all(w.s);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_stream_wait), 0);
-  bool held = allowance != ESPER_ALLOWANCE_OFF;
-  CHECK_EQ(world_counters(&w, 0).held_back > 0, held);
-  CHECK_EQ(world_counters(&w, 0).held_back_in_vain > 0, held && flags & ESPER_USE_UNTIL_FREE);
-  world_end(&w);
-}
-
-TEST(a_ring_of_streams_that_wait_for_what_is_to_come_goes_round)
-{
-  for (int held_back = 0; held_back < 2; held_back++) {
-    size_t allowance = held_back ? MIB : ESPER_ALLOWANCE_OFF;
-    the_ring_goes_round(0, allowance);
-    the_ring_goes_round(ESPER_USE_UNTIL_FREE, allowance);
-  }
 }
 
 /* ---- marks by a handle alone ----------------------------------------------- */
@@ -278,7 +183,7 @@ static bool mark_it_by_handle(const void *p, void *handle)
 TEST(a_known_streams_handle_is_enough)
 {
   begin(64);
-  esper_stream r = w.stream[0], s = w.stream[1], mortal = world_mortal(&w, 0);
+  esper_stream mortal = world_mortal(&w, 0);
   char *x = world_malloc(&w, 12 * MIB, r);
   CHECK(!mark_it_by_handle(x, s.handle)); /* never presented */
   CHECK(!mark_it_by_handle(x, mortal.handle));
@@ -300,7 +205,7 @@ TEST(a_known_streams_handle_is_enough)
 TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream)
 {
   begin(64);
-  esper_stream r = w.stream[0], mortal = world_mortal(&w, 0);
+  esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, x);
   world_read_on(&w, mortal, x, r);
@@ -323,7 +228,7 @@ TEST(a_handle_of_another_device_and_of_a_captured_stream)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD};
   world_begin_with(&w, &options, NULL);
-  esper_stream r = w.stream[0], far = world_mortal(&w, 1);
+  esper_stream far = world_mortal(&w, 1);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_use(&w, x, far, 0);
   CHECK(mark_it_by_handle(x, far.handle));
@@ -342,6 +247,7 @@ static void begin_configured(const esper_config *config)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
   world_begin_with(&w, &options, config);
+  name_streams();
 }
 
 static void note_warning(void *context, const char *text)
@@ -355,7 +261,6 @@ TEST(marks_of_memory_from_outside_are_counted_and_held)
   int warnings = 0;
   esper_config config = {.warn = note_warning, .warn_context = &warnings};
   begin_configured(&config);
-  esper_stream r = w.stream[0], s = w.stream[1];
   void *x = world_malloc(&w, 12 * MIB, s);
   world_kernel(&w, s, x);
   sim_run_all(w.s);
@@ -385,47 +290,6 @@ TEST(marks_of_memory_from_outside_are_counted_and_held)
   world_end(&w);
 }
 
-/* The capture begins on device 0, and so is replayed there. Its branch on device 1 reads memory of
- * either device. */
-static void capture_over_two_devices(int device, void mark(world *, const void *, esper_stream))
-{
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .devices = 2};
-  world_begin_with(&w, &options, NULL);
-  esper_stream r = w.stream[0], far = world_stream(&w, 1), owner = world_stream(&w, device);
-  void *x = world_malloc(&w, 12 * MIB, owner);
-  world_kernel(&w, owner, x);
-  world_free(&w, world_malloc(&w, 512, r)); /* both devices are in use */
-  world_wait(&w, r, owner);
-  sim_capture_begin(w.s, 0, r.handle);
-  world_wait(&w, far, r);
-  sim_kernel(w.s, 1, far.handle, x, 512, SIM_READ);
-  mark(&w, x, far);
-  world_wait(&w, r, far);
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  sim_graph_launch(w.s, graph, 0, r.handle);
-  sim_graph_destroy(w.s, graph);
-  world_free(&w, x);
-  CHECK_EQ(world_counters(&w, device).captured_frees, 1);
-  world_run(&w, far);
-  world_run(&w, owner);
-  esper_retire(w.core, 1);
-  CHECK(world_malloc(&w, 12 * MIB, owner) != x);
-  world_end(&w);
-}
-
-static void use_until_now(world *of, const void *x, esper_stream reader)
-{
-  world_use(of, x, reader, 0);
-}
-
-TEST(what_a_graph_over_two_devices_reads_waits_for_both)
-{
-  for (int device = 0; device < 2; device++) {
-    capture_over_two_devices(device, use_until_now);
-    capture_over_two_devices(device, world_record_stream);
-  }
-}
-
 /* A graph captured on s reads x, and is replayed on t. Nothing on s says when that is over. */
 typedef enum {
   NOTHING,
@@ -439,7 +303,6 @@ typedef enum {
 static void replay_elsewhere(on_s what)
 {
   begin(1024);
-  esper_stream r = w.stream[0], s = w.stream[1], t = w.stream[2];
   void *x = world_malloc(&w, 3 * MIB, r), *other = world_malloc(&w, 512, r);
   world_kernel(&w, r, x);
   if (what == A_RECORD_STREAM)

@@ -2,10 +2,7 @@
  * that have not been used for long go back. */
 #include <stdbool.h>
 
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 enum { CAPACITY = 1000 };
 
@@ -16,8 +13,7 @@ static void begin_with(double fraction, sim_completion completion, bool pages)
                          .virtual_memory = pages,
                          .capacity = CAPACITY * MIB};
   world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  name_streams();
   CHECK_OK(esper_set_memory_fraction(w.core, 0, fraction));
 }
 
@@ -55,39 +51,6 @@ static void cache_three(void)
     world_free(&w, get(3, s));
   }
   CHECK_EQ(reserved(), 170);
-}
-
-TEST(the_longest_unused_go_back_before_growth)
-{
-  begin(0.5, SIM_AT_ONCE);
-  set_threshold(0.2); /* of 500 MiB */
-  cache_three();
-  get(80, r); /* 70 MiB are too many: those of 60 and of 50 go */
-  CHECK_EQ(reserved(), 40 + 20 + 80);
-  get(80, r); /* the one of 40 goes */
-  CHECK_EQ(reserved(), 20 + 160);
-  world_check(&w);
-  get(80, r); /* nothing is cached any more */
-  CHECK_EQ(reserved(), 20 + 240);
-  world_end(&w);
-}
-
-/* Born in another order than freed, on a stream of which nothing else is heard. */
-TEST(how_long_is_told_by_the_frees_not_by_the_births)
-{
-  begin(0.5, SIM_AT_ONCE);
-  set_threshold(0.2); /* of 500 MiB */
-  void *small = get(5, r), *p[3] = {get(40, r), get(50, r), get(70, r)};
-  for (int i = 2; i >= 0; i--) {
-    world_free(&w, p[i]);
-    world_free(&w, small);
-    small = get(5, r);
-  }
-  world_free(&w, small);
-  CHECK_EQ(reserved(), 160 + 20);
-  get(80, r); /* 80 MiB are too many: those of 70 and of 50 go, the one of 20 is young */
-  CHECK_EQ(reserved(), 40 + 20 + 80);
-  world_end(&w);
 }
 
 /* The first round takes what is older than the average, of one that is very old; that is
@@ -135,18 +98,6 @@ TEST(using_a_segment_makes_it_young)
   CHECK_EQ(reserved(), 60 + 20 + 80);
   get(58, r);
   CHECK_EQ(reserved(), 60 + 20 + 80);
-  world_end(&w);
-}
-
-TEST(nothing_goes_while_what_there_is_serves)
-{
-  begin(0.5, SIM_AT_ONCE);
-  cache_three();
-  set_threshold(0.01);
-  get(60, r);
-  get(50, r);
-  get(40, r);
-  CHECK_EQ(reserved(), 170);
   world_end(&w);
 }
 
@@ -203,42 +154,6 @@ TEST(an_idle_stream_is_given_a_moment_to_answer)
   world_end(&w);
 }
 
-TEST(a_marked_block_stays_until_its_use_is_over)
-{
-  begin(0.5, SIM_WHEN_TOLD);
-  set_threshold(0.1);
-  void *x = get(60, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
-  world_free(&w, x);
-  world_run(&w, r);
-  get(80, r);
-  CHECK_EQ(reserved(), 140);
-  world_run(&w, s);
-  world_run(&w, r);
-  get(90, r);
-  CHECK_EQ(reserved(), 80 + 90);
-  world_end(&w);
-}
-
-TEST(pools_and_captures_keep_theirs)
-{
-  begin(0.5, SIM_AT_ONCE);
-  set_threshold(0.1);
-  esper_pool *pool;
-  void *p;
-  CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 60 * MIB, r, &p));
-  CHECK_OK(esper_free(w.core, p));
-  sim_capture_begin(w.s, 0, s.handle);
-  world_free(&w, world_malloc(&w, 30 * MIB, s));
-  sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
-  get(80, r);
-  CHECK_EQ(reserved(), 60 + 30 + 80);
-  sim_graph_destroy(w.s, graph);
-  world_end(&w);
-}
-
 /* Their free pages are what the next request grows by. */
 TEST(mapped_segments_keep_theirs)
 {
@@ -256,26 +171,6 @@ TEST(mapped_segments_keep_theirs)
   CHECK_EQ(sim_calls(w.s, SIM_CALL_page_unmap), 0);
   CHECK(get(60, r) == mapped);
   world_check(&w);
-  world_end(&w);
-}
-
-static int never(void *context, void *stream)
-{
-  (void)context, (void)stream;
-  return 0;
-}
-
-TEST(segments_do_not_go_back_early_while_a_pool_is_begun)
-{
-  begin(0.5, SIM_AT_ONCE);
-  cache_three();
-  set_threshold(0.2);
-  CHECK_OK(esper_pool_begin(w.core, 0, 1, 2, never, NULL));
-  get(80, r);
-  CHECK_EQ(reserved(), 250);
-  CHECK_OK(esper_pool_end(w.core, 0, 1, 2, NULL));
-  get(80, r);
-  CHECK_EQ(reserved(), 20 + 160);
   world_end(&w);
 }
 

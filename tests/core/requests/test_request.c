@@ -71,26 +71,6 @@ TEST(a_block_has_little_more_than_was_asked_for)
 
 /* ---- loans ---------------------------------------------------------------------- */
 
-/* What a heap owes to its own stream is done, and only has to be asked for. */
-TEST(completed_memory_is_lent_to_other_streams)
-{
-  begin_as(1024 * MIB, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE);
-  void *p = block(9 * MIB, r), *stays = block(9 * MIB, r);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 9 * MIB, t) == p);
-  CHECK_EQ(world_counters(&w, 0).loans, 1);
-  sim_wait_flag(w.s, 0, t.handle, 0);
-  world_kernel(&w, t, p);
-  world_free(&w, p);
-  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
-  CHECK(world_malloc(&w, 9 * MIB, r) != p); /* home again, it owes t's work */
-  sim_raise_flag_now(w.s, 0);
-  esper_retire(w.core, 0);
-  CHECK(world_malloc(&w, 9 * MIB, r) == p);
-  world_kernel(&w, r, stays);
-  end();
-}
-
 TEST(a_wholly_free_segment_changes_its_home)
 {
   begin_as(1024 * MIB, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE);
@@ -183,18 +163,6 @@ TEST(a_size_that_is_too_much_to_round_is_reported_as_it_was_asked_for)
   end();
 }
 
-TEST(the_message_of_out_of_memory_tells_the_sizes)
-{
-  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
-  void *p;
-  block(20 * MIB, r);
-  CHECK_STATUS(esper_malloc(w.core, 50 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-  CHECK(strstr(esper_last_error(),
-               "on device 0: 52428800 bytes requested, 46137344 of 67108864 are "
-               "free there, 20971520 are allocated, 20971520 reserved"));
-  end();
-}
-
 TEST(out_of_memory_tells_what_private_pools_have)
 {
   begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
@@ -230,27 +198,6 @@ TEST(a_failure_is_told_to_the_thread_that_had_it)
   end();
 }
 
-TEST(the_trace_shows_a_request_that_failed)
-{
-  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
-  static told_t told;
-  const esper_trace_entry *entries = told.entries;
-  size_t failed = 0;
-  void *p;
-  world_listen(&w, &told);
-  block(20 * MIB, r);
-  CHECK_STATUS(esper_malloc(w.core, 50 * MIB - 1, r, &p), ESPER_OUT_OF_MEMORY);
-  for (size_t i = 0; i < told.count; i++)
-    if (entries[i].action == ESPER_TRACE_OOM) {
-      failed++;
-      CHECK_EQ(entries[i].address, 44 * MIB); /* what the device had free */
-      CHECK_EQ(entries[i].size, 50 * MIB);
-      CHECK(entries[i].stream == r.handle);
-    }
-  CHECK_EQ(failed, 1);
-  end();
-}
-
 /* ---- growth that is rejected ------------------------------------------------------ */
 
 static void begin_of_1000_mib(const esper_config *config, int pages)
@@ -266,41 +213,6 @@ static void begin_of_1000_mib(const esper_config *config, int pages)
 static int64_t reserved(void)
 {
   return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
-/* Not memory that runs short, but a share that is not to be passed. */
-TEST(growth_can_be_rejected)
-{
-  esper_config config = {.rejection_share = 0.3};
-  begin_of_1000_mib(&config, 0);
-  void *a = block(100 * MIB, r), *b = block(150 * MIB, r), *refused;
-  world_free(&w, b);
-  CHECK_STATUS(esper_malloc(w.core, 200 * MIB + 1, r, &refused), ESPER_REJECTED);
-  CHECK(!refused && strstr(esper_last_error(), "30%"));
-  esper_failure failure;
-  esper_get_failure(&failure);
-  CHECK_EQ(failure.requested, 200 * MIB + 1);
-  CHECK_EQ(failure.segment, 202 * MIB);
-  CHECK_EQ(failure.reserved, 250 * MIB);
-  CHECK_EQ(failure.device_total, 1000 * MIB);
-  esper_stats stats = world_stats(&w, 0);
-  CHECK_EQ(stats.num_oom_rejections, 1);
-  CHECK_EQ(stats.num_ooms, 0);
-  CHECK_EQ(stats.num_alloc_retries, 0);
-  CHECK_EQ(reserved(), 250 * MIB);
-  CHECK(block(150 * MIB, r) == b); /* what there is serves */
-  block(50 * MIB, r);
-  world_kernel(&w, r, a);
-  /* The fraction comes first: there memory is given back for the request. */
-  config.rejection_share = 0.9;
-  CHECK_OK(esper_configure(w.core, &config));
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.4));
-  world_free(&w, b);
-  world_free(&w, block(200 * MIB, r));
-  CHECK_EQ(reserved(), (100 + 50 + 200) * MIB);
-  CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 1);
-  world_check(&w);
-  world_end(&w);
 }
 
 /* What pages that move cannot give. */

@@ -80,94 +80,6 @@ static int64_t left(unsigned pool)
   return credit.pools[pool].left[ESPER_ALL].count;
 }
 
-/* ---- counting and reading -------------------------------------------------------- */
-
-TEST(without_credit_nothing_is_taken)
-{
-  begin(1);
-  stat_shard_t before = shard[0];
-  CHECK(!shard_take(&credit, &shard[0], false, blocks(1)));
-  CHECK(!memcmp(shard[0].taken, before.taken, sizeof before.taken));
-  CHECK(!memcmp(shard[0].credit, before.credit, sizeof before.credit));
-  CHECK(!memcmp(shard[0].granted, before.granted, sizeof before.granted));
-  shard_read(&shard[0], &stats);
-  CHECK_EQ(stats.allocation[ESPER_ALL].allocated, 0);
-}
-
-TEST(the_statistics_are_the_sum_of_all_shards)
-{
-  begin(SHARDS);
-  for (int i = 0; i < SHARDS; i++)
-    shard_overdraw(&shard[i], i % 3 == 0, blocks(i + 1));
-  for (int i = 0; i < SHARDS; i += 2)
-    shard_return(&credit, &shard[i], i % 3 == 0, blocks(i + 1));
-  read_all();
-  /* Of 1 to 12 those of the even shards, 1, 3, ... 11, are free again. */
-  CHECK_EQ(stats.allocation[ESPER_ALL].current, 2 + 4 + 6 + 8 + 10 + 12);
-  CHECK_EQ(stats.allocation[ESPER_LARGE].current, 4 + 10); /* of shards 3 and 9 */
-  CHECK_EQ(stats.allocation[ESPER_SMALL].current, 2 + 6 + 8 + 12);
-  CHECK_EQ(stats.allocation[ESPER_ALL].allocated, 78);
-  CHECK_EQ(stats.allocation[ESPER_ALL].freed, 36);
-  CHECK_EQ(stats.allocated_bytes[ESPER_ALL].current, 42 * 1024);
-  CHECK_EQ(stats.active_bytes[ESPER_ALL].current, 42 * 1024);
-  CHECK_EQ(stats.requested_bytes[ESPER_ALL].current, 42 * 1000);
-  CHECK_EQ(stats.active[ESPER_LARGE].allocated, 1 + 4 + 7 + 10);
-  read_all(); /* which finds nothing new */
-  CHECK_EQ(stats.allocation[ESPER_ALL].current, 42);
-  CHECK_EQ(stats.allocation[ESPER_ALL].allocated, 78);
-}
-
-/* One shard counts the malloc and another the free where a segment has changed its home. */
-TEST(a_block_may_be_freed_through_another_shard)
-{
-  begin(2);
-  shard_overdraw(&shard[0], false, blocks(3));
-  shard_free(&credit, &shard[1], false, blocks(2));
-  shard_satisfy(&credit, &shard[1], false, blocks(2));
-  read_all();
-  CHECK_EQ(stats.allocation[ESPER_ALL].current, 1);
-  CHECK_EQ(stats.active[ESPER_ALL].current, 1);
-  CHECK_EQ(stats.allocation[ESPER_ALL].freed, 2);
-}
-
-TEST(what_is_freed_stays_active_until_it_is_satisfied)
-{
-  begin(1);
-  take(0, true);
-  shard_free(&credit, &shard[0], true, blocks(1));
-  CHECK_EQ(shard[0].credit[ESPER_ALL].count, 0); /* not yet */
-  read_all();
-  CHECK_EQ(stats.allocation[ESPER_LARGE].current, 0);
-  CHECK_EQ(stats.active[ESPER_LARGE].current, 1);
-  CHECK_EQ(stats.requested_bytes[ESPER_ALL].current, 1000);
-  shard_satisfy(&credit, &shard[0], true, blocks(1));
-  read_all();
-  CHECK_EQ(stats.active[ESPER_LARGE].current, 0);
-  CHECK_EQ(stats.active_bytes[ESPER_ALL].freed, 1024);
-  CHECK_EQ(stats.requested_bytes[ESPER_ALL].current, 0);
-}
-
-TEST(credit_comes_back_when_a_block_is_both_free_and_satisfied)
-{
-  for (int freed_first = 0; freed_first < 2; freed_first++) {
-    begin(1);
-    take(0, false);
-    for (int second = 0; second < 2; second++) {
-      CHECK(amounts_are_zero(shard[0].credit[ESPER_SMALL]));
-      if (freed_first != second)
-        shard_free(&credit, &shard[0], false, blocks(1));
-      else
-        shard_satisfy(&credit, &shard[0], false, blocks(1));
-    }
-    CHECK_EQ(shard[0].credit[ESPER_ALL].count + left(0), 1);
-    CHECK(shard_take(&credit, &shard[0], false, blocks(1)));
-    read_all();
-    CHECK_EQ(stats.allocation[ESPER_ALL].peak, 1);
-    CHECK_EQ(stats.allocation[ESPER_ALL].allocated, 2);
-    CHECK_EQ(stats.active[ESPER_ALL].current, 1);
-  }
-}
-
 /* ---- peaks ------------------------------------------------------------------------- */
 
 TEST(no_peak_is_passed_by_credit_alone)
@@ -276,30 +188,6 @@ TEST(there_are_as_many_pools_as_shards_up_to_eight)
     for (unsigned i = 0; i < pools; i++)
       CHECK(!left(i) && atomic_load(&credit.pools[i].empty));
   }
-}
-
-TEST(the_shard_that_comes_first_gets_credit_for_one_block)
-{
-  begin_with_peak(4, 9);
-  take(1, true);
-  give(1, true);
-  for (int i = 0; i < 9; i++)
-    take(0, false);
-  for (int i = 0; i < 9; i++)
-    give(0, false);
-  CHECK_EQ(stats.active[ESPER_LARGE].peak, 1); /* credit there is for another class, too */
-  CHECK_EQ(stats.active[ESPER_ALL].peak, 9);
-  read_all();
-  credit_grant(&credit, &stats, &shard[2], false, blocks(1));
-  CHECK_EQ(shard[2].credit[ESPER_ALL].count, 1);
-  CHECK_EQ(shard[2].credit[ESPER_SMALL].bytes, 1024);
-  CHECK_EQ(shard[2].credit[ESPER_LARGE].count, 0);
-  CHECK_EQ(left(0) + left(1) + left(2) + left(3), 8);
-  CHECK(is_valid());
-  read_all();
-  credit_grant(&credit, &stats, &shard[2], false, blocks(11)); /* not enough */
-  CHECK_EQ(shard[2].credit[ESPER_ALL].count, 0);
-  CHECK_EQ(left(0) + left(1) + left(2) + left(3), 9);
 }
 
 TEST(credit_that_exceeds_a_peak_is_noticed)

@@ -1,21 +1,12 @@
 /* The figures of memory_stats(): what each event changes, and what programs read. */
 #include "core/stats/stats.h"
 
-#include "world.h"
-
-static world w;
-static esper_stream r, s;
+#include "one_world.h"
 
 static void begin(void)
 {
   world_begin(&w);
-  r = w.stream[0];
-  s = w.stream[1];
-}
-
-static void end(void)
-{
-  world_end(&w);
+  name_streams();
 }
 
 /* current, peak, allocated, freed */
@@ -25,39 +16,6 @@ static void check(esper_stat stat, long long c, long long p, long long a, long l
   CHECK_EQ(stat.peak, p);
   CHECK_EQ(stat.allocated, a);
   CHECK_EQ(stat.freed, f);
-}
-
-TEST(statistics_count_allocations_frees_and_peaks)
-{
-  begin();
-  void *p = world_malloc(&w, 1000, r), *q = world_malloc(&w, 3 * MIB, r);
-  esper_stats now = world_stats(&w, 0);
-  check(now.allocation[ESPER_ALL], 2, 2, 2, 0);
-  check(now.allocation[ESPER_SMALL], 1, 1, 1, 0);
-  check(now.allocation[ESPER_LARGE], 1, 1, 1, 0);
-  check(now.allocated_bytes[ESPER_SMALL], 1024, 1024, 1024, 0);
-  check(now.requested_bytes[ESPER_SMALL], 1000, 1000, 1000, 0);
-  check(now.requested_bytes[ESPER_ALL], 1000 + 3 * MIB, 1000 + 3 * MIB, 1000 + 3 * MIB, 0);
-  check(now.reserved_bytes[ESPER_ALL], 22 * MIB, 22 * MIB, 22 * MIB, 0);
-  check(now.segment[ESPER_LARGE], 1, 1, 1, 0);
-  check(now.inactive_split[ESPER_ALL], 2, 2, 2, 0);
-  check(now.inactive_split_bytes[ESPER_LARGE], 17 * MIB, 17 * MIB, 17 * MIB, 0);
-  CHECK_EQ(now.num_device_alloc, 2);
-  CHECK_EQ(now.max_split_size, -1);
-  world_free(&w, p);
-  world_free(&w, q);
-  now = world_stats(&w, 0);
-  CHECK_EQ(now.allocation[ESPER_ALL].current, 0);
-  CHECK_EQ(now.allocation[ESPER_ALL].freed, 2);
-  CHECK_EQ(now.active[ESPER_ALL].current, 0);
-  CHECK_EQ(now.inactive_split[ESPER_ALL].current, 0); /* whole segments */
-  CHECK_EQ(now.allocated_bytes[ESPER_ALL].peak, 1024 + 3 * MIB);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  now = world_stats(&w, 0);
-  CHECK_EQ(now.segment[ESPER_ALL].current, 0);
-  CHECK_EQ(now.segment[ESPER_ALL].freed, 2);
-  CHECK_EQ(now.num_device_free, 2);
-  end();
 }
 
 TEST(bytes_are_active_until_nothing_is_owed)
@@ -77,23 +35,6 @@ TEST(bytes_are_active_until_nothing_is_owed)
   CHECK_EQ(now.active_bytes[ESPER_ALL].current, 0);
   CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
-  end();
-}
-
-TEST(a_block_that_is_handed_out_again_is_not_counted_twice)
-{
-  begin();
-  void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
-  world_free(&w, p);
-  sim_run_all(w.s);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  esper_stats now = world_stats(&w, 0);
-  CHECK_EQ(now.active_bytes[ESPER_ALL].current, 12 * MIB);
-  CHECK_EQ(now.active_bytes[ESPER_ALL].peak, 12 * MIB);
-  CHECK_EQ(now.active[ESPER_ALL].allocated, 2);
-  CHECK_EQ(now.active[ESPER_ALL].freed, 1);
   end();
 }
 

@@ -6,31 +6,6 @@
 
 #include "pools/graph_pools.h"
 
-/* Rule 8 holds for it as for a capture that goes well: a replay of the first graph may
- * still be at work. */
-TEST(an_invalidated_capture_has_memory_of_its_pool)
-{
-  begin();
-  capture_begin(ID);
-  void *p = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, p);
-  world_free(&w, p);
-  sim_graph *graph = capture_end(ID);
-  sim_graph_launch(w.s, graph, 0, s.handle);
-  sim_graph_destroy(w.s, graph);
-  capture_begin(ID);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  sim_stream_wait_stream(w.s, 0, r.handle, 0, s.handle);
-  CHECK(!sim_capture_is_valid(w.s, 0, r.handle));
-  void *q = world_malloc(&w, 12 * MIB, r);
-  CHECK(q == p);
-  world_free(&w, q);
-  sim_capture_abort(w.s, 0, r.handle);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  end();
-}
-
 /* ---- what a begin waits for --------------------------------------------------- */
 
 /* However many blocks owe how many uses: each of the two streams is waited for once. If all is
@@ -90,65 +65,6 @@ TEST(older_events_of_a_captured_stream_are_waited_for)
   sim_capture_abort(w.s, 0, s.handle);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   drop(graph, ID);
-  end();
-}
-
-/* The reader of m's memory has been waited for, m itself cannot be where no event stands for all
- * streams. */
-TEST(memory_stays_withheld_when_only_its_uses_have_completed)
-{
-  begin();
-  esper_stream m = world_mortal(&w, 0);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  void *p = world_malloc(&w, 12 * MIB, m);
-  world_kernel(&w, m, p);
-  world_read_on(&w, s, p, m);
-  world_use(&w, p, s, 0);
-  sim_kernel(w.s, 0, m.handle, p, 12 * MIB, SIM_READ);
-  world_free(&w, p);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  sim_fail_calls_from(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
-  capture_begin(ID);
-  (void)world_stats(&w, 0); /* finds out what has completed */
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  sim_graph *graph = capture_end(ID);
-  world_run(&w, m);
-  sim_fail_call(w.s, SIM_CALL_event_record_all, 0, ESPER_OK);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  drop(graph, ID);
-  end();
-}
-
-/* What s waits for is enqueued when the pool has been begun. */
-TEST(nobody_waits_for_ever_when_a_pool_is_begun)
-{
-  begin();
-  capture_begin(ID);
-  world_wait(&w, s, r);
-  void *output = world_malloc(&w, 20 * MIB, s);
-  world_kernel(&w, s, output);
-  world_wait(&w, r, s);
-  sim_graph *first = capture_end(ID);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  world_kernel(&w, r, p);
-  sim_wait_flag(w.s, 0, s.handle, 0);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
-  world_kernel(&w, s, q);
-  world_free(&w, p);
-  world_free(&w, q);
-  capture_begin(ID);
-  CHECK(world_malloc(&w, 12 * MIB, r) != p);
-  CHECK(world_malloc(&w, 16 * MIB, r) != q);
-  sim_graph *second = capture_end(ID);
-  sim_raise_flag(w.s, 0, r.handle, 0);
-  sim_run_all(w.s);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  world_free(&w, output);
-  drop(first, ID);
-  drop(second, ID);
   end();
 }
 

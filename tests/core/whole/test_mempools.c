@@ -7,21 +7,6 @@
 
 /* ---- flags ------------------------------------------------------------------ */
 
-TEST(a_pool_that_does_not_split_gives_whole_segments)
-{
-  begin(256);
-  set(ESPER_POOL_NO_SPLIT);
-  void *a = get(512, r), *b = get(512, r), *c = get(3 * MIB, r);
-  CHECK_EQ(world_size(&w, a), 2 * MIB);
-  CHECK_EQ(world_size(&w, c), 20 * MIB);
-  CHECK_EQ(reserved(), 24 * MIB);
-  CHECK_EQ(world_stats(&w, 0).inactive_split[ESPER_ALL].current, 0);
-  world_free(&w, b);
-  CHECK(get(MIB, r) == b);
-  CHECK_EQ(world_size(&w, world_malloc(&w, 512, r)), 512);
-  end();
-}
-
 TEST(a_pool_serves_others_when_memory_is_short)
 {
   begin(24);

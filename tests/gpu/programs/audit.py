@@ -2,13 +2,12 @@
 finds.
 
 audit.py ALLOCATOR clean PROGRAM
-audit.py ALLOCATOR bound|poison|strays
+audit.py ALLOCATOR bound|poison
 """
 
 from __future__ import annotations
 
 import ctypes
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -311,62 +310,9 @@ def poison() -> None:
     report(answers=answers, losses=losses, seconds=seconds)
 
 
-def strays() -> None:
-    """Random frees, and writes of the driver's own, of which nobody is told, to what was freed. Each
-    is found when its memory is handed out; nobody else's bytes change; freed memory reads as 0xff."""
-    import esper_alloc
-
-    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
-    driver = ctypes.CDLL("libcuda.so.1")
-    choose = random.Random(1)
-    live: list[tuple[torch.Tensor, int]] = []
-    written: list[int] = []
-    expected = wrong = 0
-
-    def write(address: int, value: int, size: int) -> None:
-        at, count = ctypes.c_ulonglong(address), ctypes.c_size_t(size)
-        assert driver.cuMemsetD8_v2(at, ctypes.c_ubyte(value), count) == 0
-        torch.cuda.synchronize()
-
-    def bytes_at(address: int, size: int) -> set[int]:
-        torch.cuda.synchronize()
-        buffer = ctypes.create_string_buffer(size)
-        at, count = ctypes.c_ulonglong(address), ctypes.c_size_t(size)
-        assert driver.cuMemcpyDtoH_v2(buffer, at, count) == 0
-        return set(buffer.raw)
-
-    with esper_alloc.audit(poison=True) as found:
-        for step in range(1500):
-            if len(live) > 30 or (live and choose.random() < 0.4):
-                x, value = live.pop(choose.randrange(len(live)))
-                begin, size = x.data_ptr(), x.numel()
-                wrong += bytes_at(begin, size) != {value}
-                if choose.random() < 0.3:
-                    x.record_stream(side)
-                    side.wait_stream(main)
-                del x
-                wrong += bytes_at(begin, size) != {255}
-                if choose.random() < 0.2:
-                    written.append(begin + choose.randrange(size))
-                    write(written[-1], 1, 1)
-            else:
-                x = torch.empty(512 * choose.randrange(1, 500), dtype=torch.uint8, device="cuda")
-                begin, size = x.data_ptr(), x.numel()
-                hit = [one for one in written if begin <= one < begin + size]
-                written = [one for one in written if one not in hit]
-                expected += len(hit)
-                write(begin, step % 200, size)
-                live.append((x, step % 200))
-                del x
-    report(
-        expected=expected, found=sum(one.count for one in found.findings), wrong=wrong,
-        kinds=sorted({one.kind for one in found.findings}),
-    )  # fmt: skip
-
-
 if __name__ == "__main__":
     use_allocator(sys.argv[1])
     if sys.argv[2] == "clean":
         clean(sys.argv[3])
     else:
-        {"bound": bound, "poison": poison, "strays": strays}[sys.argv[2]]()
+        {"bound": bound, "poison": poison}[sys.argv[2]]()

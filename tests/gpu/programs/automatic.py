@@ -3,7 +3,8 @@
 Usage: automatic.py USES TRIES PATTERN...
 
 USES: marked (nothing is marked, so tries go wrong) or automatic. PATTERN: one of PATTERNS.
-Each is what a program did that had to be mended after its results were wrong. Reports for each
+Each is what a program did that had to be mended after its results were wrong; what PyTorch itself
+does is in random_streams.py. Reports for each
 in how many tries the result was wrong, in how many the dropped memory served again at once, and in
 how many the host waited for the stream that is held up.
 """
@@ -43,19 +44,16 @@ class Attempts:
         (self.side,) = other_streams(1, beside=self.main)
         self.host = torch.empty(ELEMENTS, dtype=torch.int32).pin_memory()
         self.out = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
-        self.ones = torch.ones(ELEMENTS, device="cuda", requires_grad=True)
         self.far: torch.Tensor | None = None
         self.pressure: list[torch.Tensor] = []
         self.word = torch.zeros(1, dtype=torch.int32).pin_memory()
         self.timer: threading.Timer | None = None
         self.is_warm = False
         self.waited = 0
-        self.compiled = torch.compile(_double, dynamic=False)
-        self.graph: torch.cuda.CUDAGraph | None = None
         torch.cuda.synchronize()
 
-    def input(self, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.full((ELEMENTS,), value, dtype=dtype, device="cuda")
+    def input(self, value: int) -> torch.Tensor:
+        return torch.full((ELEMENTS,), value, dtype=torch.int32, device="cuda")
 
     def press(self, address: int, value: int) -> bool:
         """Asks for the dropped memory on the current stream, and overwrites it: was it had?"""
@@ -95,14 +93,6 @@ class Attempts:
             late()
 
 
-def reader(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
-    """B8-PT-01: a tensor is read late on a side stream. What to check, what it must be, and
-    the dropped address."""
-    x = a.input(value)
-    a.on_side(lambda: a.out.copy_(x))
-    return a.out, value, x.data_ptr()
-
-
 def resized(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
     """TorchRec: a storage is emptied while it is copied to the host."""
     x = a.input(value)
@@ -124,18 +114,6 @@ def handed_over(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
     return a.out, value, x.data_ptr()
 
 
-def in_place(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
-    """vllm-ascend: a sequence of operations in place runs late on another stream."""
-
-    def late() -> None:
-        x.add_(1).sub_(1)
-        a.out.copy_(x)
-
-    x = a.input(value)
-    a.on_side(late)
-    return a.out, value, x.data_ptr()
-
-
 def stash(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
     """A pipeline keeps what the side stream reads for one step, and that takes two."""
     kept = [a.input(value)]
@@ -145,33 +123,6 @@ def stash(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
     return a.out, value, address
 
 
-def backward(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
-    """Backward reads what forward saved on the side stream, then drops it."""
-    a.ones.grad = None
-    x = a.input(value, torch.float32)
-    address = x.data_ptr()
-    a.side.wait_stream(a.main)
-    with torch.cuda.stream(a.side):
-        y = (x * a.ones).sum()
-        del x
-        torch.cuda.synchronize()
-        a.hold(a.side)
-        y.backward()
-    assert a.ones.grad is not None
-    return a.ones.grad, value, address
-
-
-def _double(x: torch.Tensor, out: torch.Tensor) -> None:
-    out.copy_(2 * x)
-
-
-def compiled(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
-    """A compiled function reads late on a side stream."""
-    x = a.input(value)
-    a.on_side(lambda: a.compiled(x, a.out))
-    return a.out, 2 * value, x.data_ptr()
-
-
 def triton(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
     """So does a Triton kernel that is launched by hand."""
     from double_kernel import double
@@ -179,17 +130,6 @@ def triton(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
     x = a.input(value)
     a.on_side(lambda: double[(ELEMENTS // 1024,)](x, a.out, BLOCK=1024))
     return a.out, 2 * value, x.data_ptr()
-
-
-def graph(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
-    """A captured graph reads its input, which is dropped after the last replay."""
-    x = a.input(value)
-    a.graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(a.graph):
-        a.out.copy_(x)
-    a.graph.replay()  # the first one uploads the graph
-    a.on_side(a.graph.replay)
-    return a.out, value, x.data_ptr()
 
 
 def touched(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
@@ -223,8 +163,7 @@ def across(a: Attempts, value: int) -> tuple[torch.Tensor, int, int]:
 PATTERNS = {
     one.__name__: one
     for one in (
-        reader, resized, handed_over, in_place, stash, backward, compiled, triton, graph, touched,
-        across,
+        resized, handed_over, stash, triton, touched, across,
     )
 }  # fmt: skip
 
@@ -240,7 +179,6 @@ def attempt(a: Attempts, pattern: str, value: int) -> tuple[bool, bool]:
     wrong = wrong_elements(result, expected) > 0
     wrong |= any(wrong_elements(other, -value) > 0 for other in a.pressure)
     a.pressure.clear()
-    a.graph = None
     return wrong, reused
 
 

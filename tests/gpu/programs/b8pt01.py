@@ -91,7 +91,7 @@ def main(allocator: str, source: str, tries: int, *protections: str) -> None:
     for protection in protections:
         say(protection)
         attempts = Attempts(protection, source)
-        with torch.no_grad():  # as in validation; test_backward.py has the rest
+        with torch.no_grad():  # as in validation: no backward pass reads it
             for value in (1, 2):  # everything warm, its outcome not counted
                 attempts.attempt(value)
             outcomes = [attempts.attempt(value) for value in range(3, tries + 3)]

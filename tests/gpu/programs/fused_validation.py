@@ -1,7 +1,7 @@
 """Validation on an environment's stream, while the memory of its batch is wanted.
 
 Usage: fused_validation.py ALLOCATOR race TRIES
-       fused_validation.py ALLOCATOR stress ROUNDS LIMIT_MIB
+       fused_validation.py ALLOCATOR take|far
 
 race: the environment's stream is busy, the batch is handed over and dropped,
 and the same memory is asked for and written before the stream gets to it:
@@ -18,29 +18,25 @@ The batch is pinned, pageable, or on the device. Reports, for each pair, how man
 tries read something else than was written (corrupted), and in how many the
 batch's memory served again (reused).
 
-stress: 16 environments on streams of their own, in an allowance of memory that
-every batch has to share, against the same batches one after another.
+take, far: the results are taken to the current stream; an environment is on the other device.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from device import other_streams, report, say, sleep, use_allocator, warm_up
 from driver_calls import wait_for_value
 
-from esper_alloc.helpers.validation import fused_validation_batch, process_fused_val_batch
+from esper_alloc.helpers.validation import fused_validation_batch
 
 CONFIGS = 4
 DELAY_MS = 10.0
 LONG_DELAY_MS = 60.0  # where memory must have served again meanwhile, on a slow host too
 BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"  # a launch ends with its kernel
-MIB = 1 << 20
 
 # --- race ---------------------------------------------------------------------
 
@@ -110,11 +106,6 @@ class Race:
         self.main.synchronize()
         self.flag.fill_(1)
 
-    def batch(self, value: int) -> torch.Tensor:
-        if self.source == "device":
-            return torch.full((ROWS, WIDTH), float(value), device="cuda")
-        return self.host.fill_(value)
-
     def pressure(self, address: int, value: int) -> bool:
         """Asks for as much memory as the batch took, and writes it: was it the batch's?"""
         taken = []
@@ -179,114 +170,6 @@ def race(tries: int) -> None:
     report(**found)
 
 
-# --- stress -------------------------------------------------------------------
-
-ENVIRONMENTS = 16
-BATCH, FEATURES, GROUPS, CLASSES = 256, 1024, 64, 10  # a batch is 1 MiB
-
-
-class Model(torch.nn.Module):
-    """Whole numbers throughout and small, so that sums are exact in any order."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        weight = torch.randint(-2, 3, (GROUPS, CLASSES), generator=generator).float()
-        self.weight = torch.nn.Parameter(weight.cuda())
-        self.addresses: list[int] = []
-
-    def fused_forward(self, x: torch.Tensor, overrides: dict[str, torch.Tensor]) -> torch.Tensor:
-        self.addresses.append(x.data_ptr())
-        groups = x.unflatten(1, (GROUPS, -1)).sum(dim=2) * overrides["slot"]
-        return (groups[:, :, None] * self.weight).sum(dim=1)
-
-
-def loss_and_correct(
-    outputs: torch.Tensor, targets: torch.Tensor, criterion: Any, **_: Any
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    return criterion(outputs, targets), outputs.argmax(dim=1) == targets, len(targets)
-
-
-def criterion(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return outputs.gather(1, targets[:, None])[:, 0].remainder(97)
-
-
-def overrides(number: int) -> dict[str, torch.Tensor]:
-    """New tensors of the current stream, which nobody keeps."""
-    alphas = (torch.arange(CONFIGS, device="cuda") + number) % 5
-    return {"slot": alphas.float().repeat_interleave(BATCH)[:, None]}
-
-
-def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Batch `number`: by turns pinned, pageable, and new on the device."""
-    generator = torch.Generator().manual_seed(number)
-    inputs = torch.randint(-8, 9, (BATCH, FEATURES), generator=generator).float()
-    targets = torch.randint(CLASSES, (BATCH,), generator=generator)
-    if number % 3 == 0:
-        return inputs.pin_memory(), targets.pin_memory()
-    if number % 3 == 1:
-        return inputs, targets
-    return inputs.pin_memory().to("cuda", non_blocking=True) * 2, targets.cuda()
-
-
-def validate(env: SimpleNamespace, number: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A batch under either signature; everything handed over is dropped."""
-    inputs, targets = batch(number)
-    made = overrides(number)
-    if number % 2:
-        return process_fused_val_batch(
-            env, inputs, targets, criterion, made, CONFIGS,
-            task_spec=SimpleNamespace(task_type="classification"),
-            loss_and_correct_fn=loss_and_correct,
-        )  # fmt: skip
-    return fused_validation_batch(
-        inputs, targets, CONFIGS, env.stream, reads=made, device="cuda",
-        evaluate=lambda x, y: loss_and_correct(env.model.fused_forward(x, made), y, criterion),
-    )  # fmt: skip
-
-
-def stress(rounds: int, limit_mib: int) -> None:
-    models = [Model(index) for index in range(ENVIRONMENTS)]
-    count = rounds * ENVIRONMENTS
-    serial = []
-    for number in range(count):
-        env = SimpleNamespace(model=models[number % ENVIRONMENTS], env_device="cuda", stream=None)
-        loss, correct, total = validate(env, number)
-        torch.cuda.synchronize()
-        serial.append((loss.tolist(), correct.tolist(), total))
-
-    torch.cuda.empty_cache()
-    limit = torch.cuda.memory_reserved() + limit_mib * MIB
-    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
-    torch.cuda.reset_peak_memory_stats()
-    asked = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
-    envs = []
-    for model in models:
-        model.addresses.clear()
-        envs.append(SimpleNamespace(model=model, env_device="cuda", stream=torch.cuda.Stream()))
-    shuffled = random.Random(0)
-    results = []
-    for number in range(count):
-        env = envs[number % ENVIRONMENTS]
-        sleep(env.stream, shuffled.uniform(0, 1.0))
-        results.append(validate(env, number))
-    torch.cuda.synchronize()
-    wrong = sum(
-        (loss.tolist(), correct.tolist(), total) != expected
-        for (loss, correct, total), expected in zip(results, serial, strict=True)
-    )
-    addresses = [address for model in models for address in model.addresses]
-    stats = torch.cuda.memory_stats()
-    report(
-        batches=count,
-        wrong=wrong,
-        addresses=len(set(addresses)),
-        asked_mib=(stats["allocated_bytes.all.allocated"] - asked) // MIB,
-        peak_reserved_mib=torch.cuda.max_memory_reserved() // MIB,
-        limit_mib=limit // MIB,
-    )
-
-
 # --- the results on the caller's stream ---------------------------------------
 
 
@@ -334,8 +217,6 @@ def main(allocator: str, scenario: str, *args: str) -> None:
     warm_up()
     if scenario == "race":
         race(int(args[0]))
-    elif scenario == "stress":
-        stress(int(args[0]), int(args[1]))
     else:
         {"take": take, "far": far}[scenario]()
 

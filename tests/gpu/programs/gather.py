@@ -17,8 +17,7 @@ from collections.abc import Callable
 import torch
 from device import other_streams, report, say, sleep, use_allocator, warm_up
 
-from esper_alloc import GatherBatchIterator, ImageTransform, clear_gpu_dataset_cache
-from esper_alloc.helpers.gather.cifar_batches import _index
+from esper_alloc import GatherBatchIterator, ImageTransform
 from esper_alloc.helpers.gather.compiled import CompiledGather
 from esper_alloc.helpers.gather.plan import Layout, plan_epoch
 
@@ -110,19 +109,6 @@ def images_are_moved() -> None:
 
 
 @check
-def orders_and_tails() -> None:
-    inputs, targets = images(333, 8), torch.arange(333)
-    for order in ("per_device", "global"):
-        for drop_last in (True, False):
-            for n_envs, size in ((1, 100), (3, 7), (64, 2)):
-                for rank, world_size in ((0, 1), (1, 2)):
-                    compare(
-                        inputs, targets, order=order, drop_last=drop_last, n_envs=n_envs,
-                        batch_size_per_env=size, rank=rank, world_size=world_size,
-                    )  # fmt: skip
-
-
-@check
 def more_than_the_parameters_hold() -> None:
     """Through device memory: many environments, many columns, several batches at once."""
     targets = torch.arange(3000)
@@ -134,44 +120,6 @@ def more_than_the_parameters_hold() -> None:
         for a, b in zip(list(gpu), list(cpu)):
             for (x, y), (u, v) in zip(a, b):
                 assert same(y, v) and all(same(x[name], u[name]) for name in named)
-
-
-@check
-def without_the_kernel_the_same() -> None:
-    make = CompiledGather.make
-    CompiledGather.make = staticmethod(lambda *_: None)
-    try:
-        how = ImageTransform(dtype=torch.half, crop=4, flip=0.5, channels_last=True, **CIFAR)
-        compare(images(), torch.arange(500), native=False, transform=how)
-        compare(images(dtype=torch.float32), torch.arange(500), native=False, drop_last=False)
-        compare(images(), torch.arange(500), native=False, shuffle=False, transform=how)
-    finally:
-        CompiledGather.make = make
-    compare(images().double(), torch.arange(500), native=False, transform=ImageTransform(crop=1))
-
-
-@check
-def nothing_is_shared_between_environments() -> None:
-    (gpu,) = iterators(images(dtype=torch.float32), torch.arange(500), devices=("cuda:0",))
-    for reuse in (0, 2):
-        gpu = GatherBatchIterator(
-            images(dtype=torch.float32), torch.arange(500), batch_size_per_env=16, n_envs=4,
-            env_devices=["cuda:0"] * 4, seed=5, reuse=reuse,
-        )  # fmt: skip
-        batch = next(iter(gpu))
-        tensors = [x for pair in batch for x in pair]
-        assert len({x.untyped_storage().data_ptr() for x in tensors}) == len(tensors)
-        assert all(x.to("cuda:0") is x and x.to("cuda") is x for x in tensors)
-        assert not any(x.requires_grad or x.is_inference() for x in tensors)
-        before = [x.clone() for x in tensors]
-        x = tensors[0].requires_grad_()
-        (x * 2).sum().backward()
-        with torch.no_grad():
-            x.mul_(0)
-        assert all(torch.equal(a, b) for a, b in zip(tensors[1:], before[1:]))
-        assert x.grad is not None and bool((x.grad == 2).all())
-        with torch.inference_mode():
-            assert not next(gpu)[0][0].is_inference()
 
 
 @check
@@ -312,42 +260,6 @@ def memory_that_leaves_a_ring_waits_for_its_readers() -> None:
 
 
 @check
-def an_unmarked_slot_is_never_overwritten() -> None:
-    (batches,) = iterators(images(), torch.arange(500), devices=("cuda",), reuse=2)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        kept = list(batches)
-    assert len([one for one in seen if "not marked as done" in str(one.message)]) == 1
-    assert sorted(t for batch in kept for _, y in batch for t in y.tolist()) == sorted(
-        t
-        for batch in range(len(batches))
-        for part in plan_epoch(batches._layout, 5, 0).indices(batch)
-        for t in part.tolist()
-    )
-    pointers = [y.data_ptr() for batch in kept for _, y in batch]
-    assert len(set(pointers)) == len(pointers)
-
-
-@check
-def a_late_backward_of_a_reused_slot_fails() -> None:
-    (batches,) = iterators(
-        images(dtype=torch.float32), torch.arange(500), devices=("cuda",), n_envs=1, reuse=1
-    )
-    steps = iter(batches)
-    batch = next(steps)
-    weight = torch.ones(3, 32, 32, device="cuda", requires_grad=True)
-    late = (batch[0][0] * weight).sum()
-    batch.done()
-    next(steps)
-    try:
-        late.backward()
-    except RuntimeError as error:
-        assert "modified by an inplace operation" in str(error), error
-    else:
-        raise AssertionError("no error")
-
-
-@check
 def the_current_stream_may_change() -> None:
     inputs, targets = images(2000, 16), torch.arange(2000)
     gpu, cpu = iterators(inputs, targets, batch_size_per_env=50)
@@ -386,18 +298,6 @@ def data_may_be_dropped_while_it_is_read() -> None:
         x, y = batch[0]
         assert torch.equal(x.cpu(), wanted[y.cpu()])
         del pressure, batch
-
-
-@check
-def cuda_is_cuda_0() -> None:
-    inputs, targets = images().cuda(), torch.arange(500).cuda()
-    arguments = {"batch_size_per_env": 4, "n_envs": 2, "seed": 1}
-    batches = GatherBatchIterator(inputs, targets, env_devices=["cuda", "cuda:0"], **arguments)
-    assert len(batches._workers) == 1
-    # What is there already is used as it is.
-    assert batches._workers[0]._resident.tensors[0].data_ptr() == inputs.data_ptr()
-    assert _index("cuda") == _index("cuda:0") == 0
-    assert clear_gpu_dataset_cache(device="cuda") == 0
 
 
 @check

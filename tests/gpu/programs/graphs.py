@@ -1,4 +1,4 @@
-"""CUDA graphs: captures with side streams, marks inside them, pools that graphs share.
+"""CUDA graphs as PyTorch makes them. The rules of captures are in tests/episodes.
 
 Usage: graphs.py SCENARIO
 
@@ -10,9 +10,7 @@ right edges the numbers are wrong in every replay.
 from __future__ import annotations
 
 import copy
-import gc
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +21,6 @@ from device import OURS, other_streams, report, sleep, use_allocator, warm_up, w
 import esper_alloc
 
 ELEMENTS = 8 << 20  # of int32: 32 MiB
-BYTES = 4 * ELEMENTS
 DELAY_MS = 10.0
 REPLAYS = 8
 
@@ -74,122 +71,6 @@ def replay(
     return wrong
 
 
-def _fork_join(delay_side: bool) -> dict[str, Any]:
-    x, out = blank(), blank()
-    (side,) = other_streams(1)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        main = torch.cuda.current_stream()
-        a = x + 1
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            if delay_side:
-                sleep(side, DELAY_MS)
-            b = a * 2
-        if not delay_side:
-            sleep(main, DELAY_MS)
-        c = a + 3
-        main.wait_stream(side)
-        out.copy_(b + c)
-        del a, b, c
-    return {"wrong": replay(graph, x, {0: (out, lambda v: 3 * v + 6)})}
-
-
-@scenario
-def fork_join_late_side() -> dict[str, Any]:
-    return _fork_join(True)
-
-
-@scenario
-def fork_join_late_main() -> dict[str, Any]:
-    return _fork_join(False)
-
-
-def _read_on_side(
-    read: Callable[[torch.Tensor, torch.cuda.Stream, torch.Tensor], None],
-) -> dict[str, Any]:
-    """A temporary is read late on a side stream and dropped; the next one of its size
-    follows at once."""
-    x, late, after = blank(), blank(), blank()
-    (side,) = other_streams(1)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        main = torch.cuda.current_stream()
-        a = x + 1
-        address = a.data_ptr()
-        read(a, side, late)
-        del a
-        b = x - 1
-        after.copy_(b)
-        reused = b.data_ptr() == address
-        del b
-        main.wait_stream(side)
-        c, d = x + 3, x + 0  # of equals, what was freed last comes first: b's, then a's
-        again = address in (c.data_ptr(), d.data_ptr())
-        after.add_(c)
-        del c, d
-    outs = {0: (late, lambda v: v + 1), 1: (after, lambda v: 2 * v + 2)}
-    return {"wrong": replay(graph, x, outs), "reused": reused, "reused_after_join": again}
-
-
-@scenario
-def unmarked() -> dict[str, Any]:
-    def read(a: torch.Tensor, side: torch.cuda.Stream, late: torch.Tensor) -> None:
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            sleep(side, DELAY_MS)
-            late.copy_(a)
-
-    return _read_on_side(read)
-
-
-@scenario
-def scope() -> dict[str, Any]:
-    """`using` inside a capture."""
-
-    def read(a: torch.Tensor, side: torch.cuda.Stream, late: torch.Tensor) -> None:
-        with esper_alloc.using(a, stream=side):
-            sleep(side, DELAY_MS)
-            late.copy_(a)
-
-    return _read_on_side(read)
-
-
-@scenario
-def shared_pool() -> dict[str, Any]:
-    """The second graph's temporaries live where the first one's did."""
-    x, first_out, second_out = blank(), blank(), blank()
-    torch.cuda.synchronize()
-    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(first):
-        a = x + 1
-        first_address = a.data_ptr()
-        first_out.copy_(a)
-        del a
-    before = reserved()
-    with torch.cuda.graph(second, pool=first.pool()):
-        b = x - 1
-        second_address = b.data_ptr()
-        second_out.copy_(b)
-        del b
-    grown = reserved() - before
-    wrong = 0
-    for value in range(1, REPLAYS + 1):
-        x.fill_(value)
-        first.replay()
-        second.replay()
-        wrong += wrong_elements(first_out, value + 1) + wrong_elements(second_out, value - 1) > 0
-    del first
-    gc.collect()
-    torch.cuda.empty_cache()
-    x.fill_(100)
-    second.replay()
-    wrong += wrong_elements(second_out, 99) > 0
-    return {"wrong": wrong, "reused": first_address == second_address, "grown": grown}
-
-
 @scenario
 def reset_frees() -> dict[str, Any]:
     """A graph's memory goes when the graph goes, and not before."""
@@ -220,92 +101,6 @@ def reset_frees() -> dict[str, Any]:
     del out
     torch.cuda.empty_cache()
     return {"wrong": wrong, "held": held, "kept": reserved() - base}
-
-
-@scenario
-def exception_inside() -> dict[str, Any]:
-    """A Python error ends a capture early; an illegal call spoils one. Work goes on."""
-    x, out = blank(), blank()
-    torch.cuda.synchronize()
-    kept: list[Any] = []
-    wrong = 0
-    for spoil in (False, True):
-        graph = torch.cuda.CUDAGraph()
-        kept.append(graph)
-        main = torch.cuda.current_stream()
-        failed = False
-        try:
-            with torch.cuda.graph(graph):
-                y = x + 1
-                if spoil:
-                    y.sum().item()
-                raise KeyError("inside")
-        except (KeyError, RuntimeError):
-            failed = True
-        torch.cuda.set_stream(main)
-        assert failed
-        y.fill_(5)  # memory of the capture that failed is memory still
-        wrong += wrong_elements(y, 5) > 0
-        z = x + 2
-        wrong += wrong_elements(z, int(x[0].item()) + 2) > 0
-        del y, z
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        a = x + 1
-        out.copy_(a)
-        del a
-    wrong += replay(graph, x, {0: (out, lambda v: v + 1)})
-    return {"wrong": wrong}
-
-
-@scenario
-def other_thread() -> dict[str, Any]:
-    """Another thread allocates, marks and frees while this one captures."""
-    x, out = blank(), blank()
-    worker_stream, reader = other_streams(2)
-    seen = blank()
-    torch.cuda.synchronize()
-    stop, started = threading.Event(), threading.Event()
-    steps, wrong_seen = [0], [0]
-
-    def work() -> None:
-        with torch.no_grad(), torch.cuda.stream(worker_stream):
-            value = 1
-            while not stop.is_set():
-                y = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
-                y.fill_(value)
-                reader.wait_stream(worker_stream)
-                with torch.cuda.stream(reader):
-                    seen.copy_(y)
-                esper_alloc.record_use(y, reader)
-                del y
-                value += 1
-                steps[0] += 1
-                started.set()
-                stop.wait(0.001)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    started.wait(30)
-    wrong = 0
-    for _ in range(4):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            a = x + 1
-            out.copy_(a)
-            del a
-            b = x - 1
-            out.add_(b)
-            del b
-        torch.cuda.synchronize()
-        wrong += replay(graph, x, {0: (out, lambda v: 2 * v)})
-        del graph
-    stop.set()
-    thread.join()
-    torch.cuda.synchronize()
-    first = int(seen[0].item())
-    wrong_seen[0] = wrong_elements(seen, first) > 0
-    return {"wrong": wrong + wrong_seen[0], "steps": steps[0]}
 
 
 @scenario
@@ -422,54 +217,6 @@ def child_graph() -> dict[str, Any]:
     return {"wrong": replay(graph, x, outs), "reused": reused, "reused_after_join": again}
 
 
-@scenario
-def two_captures() -> dict[str, Any]:
-    """Two captures open at once, of one thread: neither gets what the other freed, and
-    each has its own again."""
-    x, first, second = blank(), blank(), blank()
-    one, other = other_streams(2)
-    torch.cuda.synchronize()
-    graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(one):
-        graphs[0].capture_begin(capture_error_mode="relaxed")
-        a = x + 1
-        address = a.data_ptr()
-        first.copy_(a)
-        del a
-    with torch.cuda.stream(other):
-        graphs[1].capture_begin(capture_error_mode="relaxed")
-        b = x * 2
-        taken = b.data_ptr() == address
-        sleep(other, DELAY_MS)
-        second.copy_(b)
-        others = b.data_ptr()
-        del b
-    with torch.cuda.stream(one):
-        c = x + 3
-        reused = c.data_ptr() == address
-        taken |= c.data_ptr() == others
-        first.add_(c)
-        del c
-        graphs[0].capture_end()
-    with torch.cuda.stream(other):
-        d = x * 4
-        reused &= d.data_ptr() == others
-        second.add_(d)
-        del d
-        graphs[1].capture_end()
-    torch.cuda.synchronize()
-    wrong = 0
-    for value in range(1, REPLAYS + 1):
-        x.fill_(value)
-        torch.cuda.synchronize()
-        for graph, stream in zip(graphs, (one, other), strict=True):
-            with torch.cuda.stream(stream):
-                graph.replay()  # both at the same time
-        torch.cuda.synchronize()
-        wrong += wrong_elements(first, 2 * value + 4) + wrong_elements(second, 6 * value) > 0
-    return {"wrong": wrong, "reused": reused, "taken": taken}
-
-
 def _two_devices(protect: Callable[..., None]) -> dict[str, Any]:
     """A capture over two devices: memory of the second is written by a stream of the
     first, read late by another of the second, and its owner goes on."""
@@ -537,38 +284,6 @@ def two_devices() -> dict[str, Any]:
 @scenario
 def two_devices_unmarked() -> dict[str, Any]:
     return _two_devices(lambda a, streams: None)
-
-
-@scenario
-def mem_pool() -> dict[str, Any]:
-    """torch.cuda.MemPool without options: its memory is its own, and goes with it."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    base = reserved()
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        x = blank()
-        address = x.data_ptr()
-        del x
-        y = blank()
-        reused = y.data_ptr() == address
-    outside = blank()
-    ids = {
-        tuple(segment["segment_pool_id"])
-        for segment in torch.cuda.memory._snapshot()["segments"]
-        if segment["address"] <= address < segment["address"] + segment["total_size"]
-    }
-    wrong = ids != {tuple(pool.id)} or outside.data_ptr() == address
-    y.fill_(3)
-    wrong += wrong_elements(y, 3) > 0
-    with torch.cuda.use_mem_pool(pool):
-        del y
-        z = blank()
-        reused &= z.data_ptr() == address
-    del z, outside, pool
-    gc.collect()
-    torch.cuda.empty_cache()
-    return {"wrong": int(wrong), "reused": reused, "kept": reserved() - base}
 
 
 def main(name: str) -> None:

@@ -1,12 +1,12 @@
-"""Every way to mark a use from Python, with delayed readers that check what they read.
+"""Marks from Python beside captures, with delayed readers that check what they read.
 
 Usage: marks.py SCENARIO [TRIES]
 
 Every scenario lets a reader on another stream run late, drops what it reads,
 puts the allocator under pressure, and counts the tries in which the reader got
 something else than was written (wrong). Where nothing but the dropped memory is to
-be had, the host has to wait for the reader. view_unmarked leaves the mark out: it
-shows that the scenario does corrupt. The rules themselves are in tests/episodes.
+be had, the host has to wait for the reader. The rules
+themselves are in tests/episodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ MIB = 1 << 20
 WHOLE = 8 * MIB  # elements of int32: 32 MiB
 BYTES = 4 * WHOLE
 DELAY_MS = 10.0
-UNMARKED_MS = 40.0  # a busy host must not come later than the reader
 
 Try = Callable[[int], dict[str, Any]]
 SCENARIOS: dict[str, Callable[[], Try]] = {}
@@ -58,12 +57,10 @@ def blank(elements: int = WHOLE) -> torch.Tensor:
     return torch.zeros(elements, dtype=torch.int32, device="cuda")
 
 
-def read_late(
-    stream: torch.cuda.Stream, x: torch.Tensor, out: torch.Tensor, delay_ms: float = DELAY_MS
-) -> None:
-    """`stream` copies x to out, delay_ms from now; ordered after x was written."""
+def read_late(stream: torch.cuda.Stream, x: torch.Tensor, out: torch.Tensor) -> None:
+    """`stream` copies x to out, late; ordered after x was written."""
     stream.wait_stream(torch.cuda.current_stream())
-    sleep(stream, delay_ms)
+    sleep(stream, DELAY_MS)
     with torch.cuda.stream(stream):
         out.copy_(x)
 
@@ -80,135 +77,6 @@ def press(address: int, value: int) -> bool:
             if overlaps(other, address, BYTES):
                 return True
     return False
-
-
-# --- one reader ------------------------------------------------------------
-
-
-@scenario
-def event() -> Try:
-    """The event was recorded by the caller; later work on that stream is unrelated."""
-    (side,) = other_streams(1)
-    out = blank()
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        read_late(side, x, out)
-        after_read = torch.cuda.Event()
-        after_read.record(side)
-        sleep(side, 5 * DELAY_MS)
-        esper_alloc.record_use(x, event=after_read)
-        # The caller may use its event again for something else.
-        after_read.record(torch.cuda.current_stream())
-        address = x.data_ptr()
-        del x, after_read
-        reused = press(address, -value)
-        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
-
-    return attempt
-
-
-def _view(marked: bool) -> Try:
-    (side,) = other_streams(1)
-    out = blank()
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        read_late(side, x, out, DELAY_MS if marked else UNMARKED_MS)
-        part = x[WHOLE // 2 :].view(2, -1)[1]
-        address = x.data_ptr()
-        del x
-        if marked:
-            esper_alloc.record_use(part, side)
-        del part
-        reused = press(address, -value)
-        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
-
-    return attempt
-
-
-@scenario
-def view() -> Try:
-    """A mark on a view protects the whole storage."""
-    return _view(marked=True)
-
-
-@scenario
-def view_unmarked() -> Try:
-    return _view(marked=False)
-
-
-@scenario
-def nested_scopes() -> Try:
-    """`using` in `using`, over a list in a dict, left by an exception."""
-    first, second = other_streams(2)
-    outs = [blank(), blank()]
-
-    class Left(Exception):
-        pass
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = written(value)
-        address = x.data_ptr()
-        try:
-            with esper_alloc.using({"batch": [x]}, stream=first):
-                sleep(first, DELAY_MS)
-                outs[0].copy_(x)
-                with esper_alloc.using(x, stream=second):
-                    sleep(second, DELAY_MS)
-                    outs[1].copy_(x)
-                    raise Left
-        except Left:
-            pass
-        del x
-        reused = press(address, -value)
-        wrong = sum(wrong_elements(out, value) > 0 for out in outs)
-        return {"wrong": wrong > 0, "reused": reused}
-
-    return attempt
-
-
-# --- threads ---------------------------------------------------------------
-
-
-@scenario
-def other_thread() -> Try:
-    """Another thread reads and marks; this one drops its own reference at any time."""
-    (side,) = other_streams(1)
-    out = blank()
-
-    def attempt(value: int) -> dict[str, Any]:
-        x = [written(value)]
-        address = x[0].data_ptr()
-        main = torch.cuda.current_stream()
-        started, dropped = threading.Event(), threading.Event()
-
-        def read(mine: list[torch.Tensor]) -> None:
-            try:
-                side.wait_stream(main)
-                sleep(side, DELAY_MS)
-                with torch.cuda.stream(side):
-                    out.copy_(mine[0])
-            finally:
-                started.set()
-            dropped.wait()  # the other reference is gone: this is the last
-            with torch.no_grad():
-                esper_alloc.record_use(mine, side)
-            mine.clear()
-
-        reader = threading.Thread(target=read, args=([x[0]],))
-        reader.start()
-        started.wait()
-        x.clear()
-        dropped.set()
-        reader.join()
-        reused = press(address, -value)
-        return {"wrong": wrong_elements(out, value) > 0, "reused": reused}
-
-    return attempt
-
-
-# --- captures --------------------------------------------------------------
 
 
 def _beside_capture(mode: int) -> Try:

@@ -5,19 +5,16 @@ Usage: mem_pools.py ALLOCATOR SCENARIO
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import random
-import re
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from device import OURS, other_streams, report, sleep, use_allocator
+from device import OURS, report, use_allocator
 
 MiB = 1 << 20
 Scenario = Callable[[], dict[str, Any]]
@@ -58,231 +55,7 @@ def is_refused(call: Callable[..., Any], *arguments: Any) -> bool:
     return False
 
 
-# An allocator of a MemPool's own
-
-
-class Own:
-    """cudaMalloc and cudaFree, counted: what `ncclMemAlloc` would be elsewhere."""
-
-    def __init__(self) -> None:
-        with open("/proc/self/maps") as maps:
-            paths = re.findall(r"\s(/\S*libcudart\S*)", maps.read())
-        runtime = ctypes.CDLL(paths[0])
-        self.live: dict[int, int] = {}
-        self.limit = 1 << 60
-        self.given_back_while_busy = 0
-        self.reader: torch.cuda.Stream | None = None
-
-        def malloc(size: int, device: int, stream: int) -> int:
-            if sum(self.live.values()) + size > self.limit:
-                return 0
-            address = ctypes.c_void_p()
-            if runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) != 0:
-                return 0
-            assert address.value is not None
-            self.live[address.value] = size
-            return address.value
-
-        def free(address: int, size: int, device: int, stream: int) -> None:
-            if self.reader is not None and not self.reader.query():
-                self.given_back_while_busy += 1
-            del self.live[address]
-            runtime.cudaFree(ctypes.c_void_p(address))
-
-        pointer, size_t = ctypes.c_void_p, ctypes.c_size_t
-        self.malloc = ctypes.CFUNCTYPE(pointer, size_t, ctypes.c_int, pointer)(malloc)
-        self.free = ctypes.CFUNCTYPE(None, pointer, size_t, ctypes.c_int, pointer)(free)
-        self.allocator = torch._C._cuda_customAllocator(
-            ctypes.cast(self.malloc, pointer).value, ctypes.cast(self.free, pointer).value
-        )
-
-
-@scenario
-def own_allocator() -> dict[str, Any]:
-    own = Own()
-    pool = torch.cuda.MemPool(own.allocator)
-    torch.cuda.empty_cache()
-    base = reserved()
-    wrong = 0
-    with torch.cuda.use_mem_pool(pool):
-        a, b = memory(6), memory(6)
-        small = memory(0.001)
-        a.fill_(1)
-        b.fill_(2)
-    outside = memory(6)
-    outside.fill_(3)
-    wrong += wrong_elements(a, 1) + wrong_elements(b, 2) + wrong_elements(outside, 3) > 0
-    obtained = sorted(own.live.values())
-    wrong += {s["address"] for s in segments(pool)} != set(own.live)
-    del a, b, small
-    pool_id = pool.id
-    del pool
-    gc.collect()
-    torch.cuda.empty_cache()
-    left = len(own.live)
-    del outside
-    torch.cuda.empty_cache()
-    return {
-        "wrong": wrong,
-        "obtained": obtained,
-        "left": left,
-        "kept": reserved() - base,
-        "user_pool": pool_id[0] == 0,
-    }
-
-
-@scenario
-def own_allocator_with_uses() -> dict[str, Any]:
-    """Hole 5: what another stream reads is not given back to the pool's allocator."""
-    import esper_alloc
-
-    own = Own()
-    (side,) = other_streams(1)
-    wrong = 0
-    for attempt in range(6):
-        pool = torch.cuda.MemPool(own.allocator)  # it keeps its memory while it is there
-        with torch.cuda.use_mem_pool(pool):
-            x = memory(32)
-        x.fill_(attempt)
-        seen = memory(32)
-        side.wait_stream(torch.cuda.current_stream())
-        sleep(side, 30)
-        with torch.cuda.stream(side):
-            seen.copy_(x)
-        if attempt % 2:
-            esper_alloc.record_use(x, side)
-        else:
-            x.record_stream(side)
-        own.reader = side
-        del x, pool
-        torch.cuda.empty_cache()
-        torch.cuda.synchronize()
-        own.reader = None
-        wrong += wrong_elements(seen, attempt) > 0
-    return {
-        "wrong": wrong,
-        "given_back_while_busy": own.given_back_while_busy,
-        "left": len(own.live),
-    }
-
-
-@scenario
-def own_allocator_has_no_more() -> dict[str, Any]:
-    own = Own()
-    own.limit = 70 * MiB
-    pool = torch.cuda.MemPool(own.allocator)
-    with torch.cuda.use_mem_pool(pool):
-        x = memory(60)
-        x.fill_(4)
-        refused = is_refused(memory, 200)
-        wrong = wrong_elements(x, 4) > 0
-        del x
-        y = memory(50)
-        y.fill_(5)
-    wrong += wrong_elements(y, 5) > 0
-    z = memory(200)  # elsewhere there is enough
-    z.fill_(6)
-    wrong += wrong_elements(z, 6) > 0
-    return {"wrong": wrong, "refused": refused}
-
-
-# Flags
-
-
-@scenario
-def no_split() -> dict[str, Any]:
-    pool = torch.cuda.MemPool(no_split=True)
-    with torch.cuda.use_mem_pool(pool):
-        kept = [memory(0.5), memory(3), memory(3)]
-    blocks = sorted((s["total_size"], len(s["blocks"])) for s in segments(pool))
-    return {"wrong": 0, "blocks": blocks, "live": len(kept)}
-
-
-@scenario
-def use_on_oom() -> dict[str, Any]:
-    _, total = torch.cuda.mem_get_info()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((reserved() + 400 * MiB) / total)
-    spare, strict = torch.cuda.MemPool(use_on_oom=True), torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(spare):
-        a = memory(100)
-    with torch.cuda.use_mem_pool(strict):
-        b = memory(100)
-    full = memory(180)
-    live = is_refused(memory, 90)
-    address = a.data_ptr()
-    del a
-    c = memory(90)
-    c.fill_(1)
-    wrong = wrong_elements(c, 1) > 0
-    served = c.data_ptr() == address
-    also = is_refused(memory, 90)
-    del spare  # while its memory is lent
-    gc.collect()
-    wrong += wrong_elements(c, 1) > 0
-    del c, full, b
-    d = memory(180)
-    d.fill_(2)
-    wrong += wrong_elements(d, 2) > 0
-    return {"wrong": wrong, "live_refused": live, "served": served, "refused": also}
-
-
-# Nesting, threads, life
-
-
-@scenario
-def nesting_and_threads() -> dict[str, Any]:
-    outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
-
-    def pool_of(tensor: torch.Tensor) -> list[int]:
-        address = tensor.data_ptr()
-        (found,) = (
-            s for s in segments() if s["address"] <= address < s["address"] + s["total_size"]
-        )
-        return list(found["segment_pool_id"])
-
-    seen: dict[str, list[int]] = {}
-
-    def elsewhere() -> None:
-        seen["thread"] = pool_of(memory(1))
-        with torch.cuda.use_mem_pool(inner):
-            seen["thread inside"] = pool_of(memory(1))
-
-    with torch.cuda.use_mem_pool(outer):
-        seen["outer"] = pool_of(memory(1))
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        with torch.cuda.use_mem_pool(inner):
-            seen["inner"] = pool_of(memory(1))
-        seen["outer again"] = pool_of(memory(1))
-    seen["outside"] = pool_of(memory(1))
-    expected = {
-        "thread": [0, 0],
-        "thread inside": list(inner.id),
-        "outer": list(outer.id),
-        "inner": list(inner.id),
-        "outer again": list(outer.id),
-        "outside": [0, 0],
-    }
-    counts = [outer.use_count(), inner.use_count()]
-    return {"wrong": int(seen != expected), "counts": counts}
-
-
-@scenario
-def empty_cache_inside() -> dict[str, Any]:
-    """While a pool is used the default pool's cache is left alone, but for versions of
-    PyTorch that say when a capture begins: there, while there is one."""
-    torch.cuda.empty_cache()
-    base = reserved()
-    pool = torch.cuda.MemPool()
-    x = memory(30)
-    del x
-    with torch.cuda.use_mem_pool(pool):
-        torch.cuda.empty_cache()
-        inside = reserved() - base
-    torch.cuda.empty_cache()
-    return {"wrong": 0, "inside": inside, "after": reserved() - base}
+# Graphs
 
 
 @scenario
@@ -325,34 +98,6 @@ def empty_cache_in_a_capture() -> dict[str, Any]:
         pass
     torch.cuda.empty_cache()
     return {"wrong": wrong, "inside": inside, "after": reserved() - base}
-
-
-@scenario
-def figures_of_pools() -> dict[str, Any]:
-    """What a graph's pool and a MemPool reserved, where PyTorch shows it."""
-
-    def shown() -> list[list[int]]:
-        nested = torch.cuda.memory_stats_as_nested_dict()
-        pools = nested.get("reserved_bytes_by_private_pools", {})
-        return sorted([*one["all"].values()] for one in pools.values() if any(one["all"].values()))
-
-    pool, graph = torch.cuda.MemPool(), torch.cuda.CUDAGraph()
-    x = torch.ones(8 * MiB, dtype=torch.int32, device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.use_mem_pool(pool):
-        kept = memory(64)
-    with torch.cuda.graph(graph):
-        y = x + 1
-    answers = [shown()]
-    del y
-    graph.reset()
-    del graph, kept, pool
-    gc.collect()
-    torch.cuda.empty_cache()
-    answers.append(shown())
-    torch.cuda.reset_peak_memory_stats()
-    torch.cuda.reset_accumulated_memory_stats()
-    return {"wrong": 0, "answers": [*answers, shown()]}
 
 
 @scenario
@@ -458,43 +203,6 @@ def out_of_memory() -> dict[str, Any]:
     wrong += wrong_elements(c, 7) > 0
     ooms = torch.cuda.memory_stats()["num_ooms"]
     return {"wrong": wrong, "refused": refused, "ooms": ooms}
-
-
-@scenario
-def memory_in_hand() -> dict[str, Any]:
-    """pytorch#189504: a request is not refused while freed memory is only pending."""
-    _, total = torch.cuda.mem_get_info()
-    (side,) = other_streams(1)
-    pool = torch.cuda.MemPool()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((reserved() + 260 * MiB) / total)
-    wrong = refused = 0
-    for attempt in range(8):
-        for private in (False, True):
-            with torch.cuda.use_mem_pool(pool) if private else torch.cuda.device(0):
-                pieces = [memory(60) for _ in range(4)]
-                for piece in pieces:
-                    piece.fill_(attempt)
-                side.wait_stream(torch.cuda.current_stream())
-                sleep(side, 5)
-                for piece in pieces:
-                    piece.record_stream(side)
-                del pieces, piece
-                try:
-                    whole = [memory(60) for _ in range(4)]
-                    for one in whole:
-                        one.fill_(attempt + 1)
-                    wrong += any(wrong_elements(one, attempt + 1) for one in whole)
-                    del whole, one
-                except torch.cuda.OutOfMemoryError:
-                    refused += 1
-            torch.cuda.synchronize()
-            if private:
-                del pool
-                gc.collect()
-                pool = torch.cuda.MemPool()
-            torch.cuda.empty_cache()
-    return {"wrong": wrong, "refused": refused}
 
 
 # NCCL

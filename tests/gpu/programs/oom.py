@@ -1,9 +1,11 @@
-"""Runs out of memory in every way, and goes on. Usage: oom.py ALLOCATOR"""
+"""Fills the card, and goes on. Usage: oom.py ALLOCATOR
+
+Other shortages are in conformance/shortage.py.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,37 +18,23 @@ def take(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
-def failure(request: Callable[[], object]) -> dict[str, Any]:
-    """The exception that a request ends in."""
-    try:
-        request()
-    except Exception as error:  # which type it is, is the question
-        return {
-            "type": type(error).__name__,
-            "out_of_memory": isinstance(error, torch.cuda.OutOfMemoryError),
-            "message": str(error),
-        }
-    return {"type": None, "out_of_memory": False, "message": "it succeeded"}
-
-
 def works() -> bool:
     """Does a small computation still come out right?"""
     x = torch.arange(1000, device="cuda")
     return int((x * 2).sum().item()) == 999000
 
 
-def fill() -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Takes the card a GiB at a time, each piece with its own pattern."""
+def fill() -> tuple[list[torch.Tensor], str]:
+    """Takes the card a GiB at a time, each piece with its own pattern; and what is said in the end."""
     pieces: list[torch.Tensor] = []
     while True:
         try:
             piece = take(GIB)
-        except torch.cuda.OutOfMemoryError:
-            break
+        except torch.cuda.OutOfMemoryError as error:
+            return pieces, str(error)
         piece.fill_(len(pieces) % 251)
         pieces.append(piece)
         assert len(pieces) < 4096, "the card never filled"
-    return pieces, failure(lambda: take(GIB))
 
 
 def intact(pieces: list[torch.Tensor], numbers: list[int]) -> bool:
@@ -61,14 +49,6 @@ def main(allocator: str) -> None:
     use_allocator(allocator)
     kept = torch.arange(1 << 20, device="cuda")
     found: dict[str, Any] = {}
-
-    before = torch.cuda.memory_stats()["num_ooms"]
-    found["huge"] = failure(lambda: take(800_000_000 * GIB))
-    found["works_after_huge"] = works()
-    found["exabyte"] = failure(lambda: take(1 << 60))
-    found["more_exabytes"] = failure(lambda: take(1 << 62))
-    found["works_after_exabyte"] = works()
-    found["ooms_counted"] = torch.cuda.memory_stats()["num_ooms"] - before
 
     say("filling the card")
     reserve = take(64 << 20)  # so that the checks below have memory to work in
@@ -100,20 +80,10 @@ def main(allocator: str) -> None:
     pieces.clear()
 
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
+    free, _ = torch.cuda.mem_get_info()
     most = take(int(free * 0.9))
     most[-1] = 3
     found["most_of_the_card"] = int(most[-1].item()) == 3
-    del most
-    torch.cuda.empty_cache()
-
-    say("the memory fraction")
-    torch.cuda.set_per_process_memory_fraction(2 * GIB / total)
-    found["fraction"] = failure(lambda: take(3 * GIB))
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    after = take(3 * GIB)
-    found["works_after_fraction"] = works()
-    del after
     found["kept"] = bool((kept == torch.arange(1 << 20, device="cuda")).all().item())
     report(**found)
 

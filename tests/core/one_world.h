@@ -1,0 +1,28 @@
+/* one_world.h: for programs that have one world at a time: `w`, and its first streams by name. */
+#ifndef ESPER_ONE_WORLD_H
+#define ESPER_ONE_WORLD_H
+
+#include "world.h"
+
+__attribute__((unused)) static world w;
+__attribute__((unused)) static esper_stream r, s, t;
+
+/* To be called when it has begun. */
+static inline void name_streams(void)
+{
+  r = w.stream[0];
+  s = w.stream[1];
+  t = w.stream[2];
+}
+
+static inline void end(void)
+{
+  world_end(&w);
+}
+
+static inline uint64_t calls(sim_call call)
+{
+  return sim_calls(w.s, call);
+}
+
+#endif

@@ -1,0 +1,18 @@
+"""For tests that run programs on the simulated device (shim/simulated.py): a file that imports this
+is skipped where there is a GPU, or no PyTorch with CUDA."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda is None or torch.cuda.is_available():
+    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))
+import build  # noqa: E402
+
+__all__ = ["build", "torch"]
