@@ -294,7 +294,7 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
     messages = (ROOT / "docs" / "troubleshooting.md").read_text().split("\n## Messages\n")[1]
     code = re.sub(r"\s+", " ", source_text())
     headings = re.findall(r"^### (.*)$", messages, re.M)
-    assert len(headings) > 10
+    assert len(headings) >= 5
     for heading in headings:
         assert re.fullmatch("`[^`]+`", heading), heading
         for fragment in heading.strip("`").replace("'", '"').split("..."):

@@ -89,9 +89,8 @@ def test_the_first_epoch_is_theirs_and_later_ones_are_documented(images: Any) ->
     theirs = torch.Generator().manual_seed(5)
     assert epochs[0] == torch.randperm(64, generator=theirs).tolist()
     assert epochs[1] != torch.randperm(64, generator=theirs).tolist()
-    docs = Path(__file__).resolve().parents[2] / "docs"
-    for name in ("gather.md", "differences.md"):
-        assert "esper-lite's generator goes on" in (docs / name).read_text(encoding="utf-8")
+    page = Path(__file__).resolve().parents[2] / "docs" / "differences.md"
+    assert "esper-lite's generator goes on" in " ".join(page.read_text(encoding="utf-8").split())
 
 
 # --- 3, 4, 6: the normalisers
