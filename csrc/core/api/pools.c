@@ -72,22 +72,17 @@ esper_status esper_pool_begin(esper_core *core, int index, uint64_t first, uint6
   lock(&device->lock);
   pool_t *pool = pool_find(device, first, second);
   bool open = pool && pool->open;
-  bool full = !route_is_free(device);
-  if (!open && !full && (pool = pool_refer(device, first, second))) {
+  if (!open && (pool = pool_refer(device, first, second))) {
     pool->open = true;
     route_reserve(device);
   }
   unlock(&device->lock);
-  if (open || full || !pool) {
+  if (open || !pool) {
     route_discard(route);
     if (open)
       return error_set(ESPER_INVALID,
                        "allocations already go to pool (%llu, %llu) of device %d: end that first",
                        (unsigned long long)first, (unsigned long long)second, index);
-    if (full)
-      return error_set(ESPER_INVALID,
-                       "allocations already go to %d pools of device %d at once: end one first",
-                       ROUTES, index);
     return no_host_memory();
   }
   quiesce_pool(pool);

@@ -26,11 +26,6 @@ void route_wait(route_t *route)
     sched_yield();
 }
 
-bool route_is_free(const device_t *device)
-{
-  return atomic_load(&device->route_count) < ROUTES;
-}
-
 void route_reserve(device_t *device)
 {
   atomic_fetch_add(&device->route_count, 1);
@@ -52,31 +47,33 @@ route_t *route_remove(device_t *device, const pool_t *pool)
   route_t *route = *link;
   if (route) {
     *link = route->older;
+    route->removed = true;
     atomic_fetch_sub(&device->route_count, 1);
     atomic_fetch_sub(&device->core->captures_likely, 1);
   }
   return route;
 }
 
+/* A caller of a route's filter keeps the route, but not those behind it. If the route was removed
+ * meanwhile, all are asked again. */
 esper_status route_choose(device_t *device, void *stream, pool_t **pool)
 {
-  route_t *asked[ROUTES];
-  int count = 0, answer = 0;
-  lock(&device->lock);
-  for (route_t *o = device->routes; o; o = o->older) {
-    atomic_fetch_add(&o->callers, 1);
-    asked[count++] = o;
-  }
-  unlock(&device->lock);
+  int answer = 0;
   *pool = device->default_pool;
-  for (int i = 0; i < count && !answer; i++)
-    if ((answer = asked[i]->filter(asked[i]->context, stream)))
-      *pool = asked[i]->pool;
   lock(&device->lock);
-  pool_enter(*pool);
+  for (route_t *o = device->routes, *next; o && !answer; o = next) {
+    atomic_fetch_add(&o->callers, 1);
+    unlock(&device->lock);
+    answer = o->filter(o->context, stream);
+    lock(&device->lock);
+    next = o->removed ? device->routes : o->older;
+    if (answer)
+      pool_enter(*pool = o->pool);
+    atomic_fetch_sub(&o->callers, 1);
+  }
+  if (!answer)
+    pool_enter(*pool);
   unlock(&device->lock);
-  for (int i = 0; i < count; i++)
-    atomic_fetch_sub(&asked[i]->callers, 1);
   if (answer >= 0)
     return ESPER_OK;
   unsigned long long first = (*pool)->id[0], second = (*pool)->id[1];

@@ -11,10 +11,9 @@ struct route {
   esper_pool_filter *filter;
   void *context;
   atomic_int callers; /* threads that are asking the filter */
+  bool removed;       /* from the list */
   route_t *older;
 };
-
-enum { ROUTES = 32 }; /* at most, for each device */
 
 /* These three are called without the lock. */
 esper_status route_make(esper_pool_filter *filter, void *context, route_t **route);
@@ -22,7 +21,6 @@ void route_discard(route_t *route);
 /* Waits until no thread is asking the filter of a route that was removed. */
 void route_wait(route_t *route);
 
-bool route_is_free(const device_t *device);
 /* Counts a route that is about to be added: mallocs look for routes from now on. */
 void route_reserve(device_t *device);
 void route_add(device_t *device, pool_t *pool, route_t *route);

@@ -39,21 +39,26 @@ TEST(a_filter_that_fails_fails_the_malloc)
   end();
 }
 
-TEST(a_route_is_counted_from_its_reservation_to_its_end)
+static uint64_t wanted;
+
+static int is_wanted(void *context, void *stream)
 {
+  (void)stream;
+  return (uint64_t)(uintptr_t)context == wanted;
+}
+
+TEST(any_number_of_pools_is_asked)
+{
+  enum { MANY = 100 };
   begin();
-  device_t *device = &w.core->devices[0];
-  for (uint64_t id = 1; id <= ROUTES; id++) {
-    CHECK(route_is_free(device));
-    CHECK_OK(esper_pool_begin(w.core, 0, id, 0, all, NULL));
-  }
-  CHECK(!route_is_free(device));
-  CHECK_OK(esper_pool_end(w.core, 0, ROUTES / 2, 0, NULL)); /* in the middle of the list */
-  CHECK(route_is_free(device));
-  CHECK_STATUS(esper_pool_end(w.core, 0, ROUTES / 2, 0, NULL), ESPER_INVALID);
-  route_reserve(device);
-  CHECK(!route_is_free(device));
-  atomic_fetch_sub(&device->route_count, 1);
+  for (uint64_t id = 1; id <= MANY; id++)
+    CHECK_OK(esper_pool_begin(w.core, 0, id, 0, is_wanted, (void *)(uintptr_t)id));
+  for (wanted = 1; wanted <= MANY; wanted += 33)
+    CHECK_EQ(pool_of(world_malloc(&w, 512, r)), wanted);
+  CHECK_OK(esper_pool_end(w.core, 0, 34, 0, NULL)); /* in the middle of the list */
+  CHECK_STATUS(esper_pool_end(w.core, 0, 34, 0, NULL), ESPER_INVALID);
+  wanted = 34;
+  CHECK_EQ(pool_of(world_malloc(&w, 512, r)), 0);
   end();
 }
 
@@ -97,6 +102,46 @@ TEST(a_pool_has_ended_when_nobody_asks_its_filter_any_more)
   CHECK(context == &answered && atomic_load(&answered));
   pthread_join(thread, NULL);
   CHECK_EQ(pool_of(p), ID);
+  CHECK_OK(esper_free(w.core, p));
+  end();
+}
+
+static int declines_late(void *context, void *stream)
+{
+  answers_late(context, stream);
+  return 0;
+}
+
+static void *end_pool(void *ended)
+{
+  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
+  atomic_store((atomic_int *)ended, 1);
+  return NULL;
+}
+
+/* While the newest pool's filter is asked, that pool and the one behind it end. */
+TEST(a_filter_that_has_ended_meanwhile_is_not_asked)
+{
+  begin();
+  pthread_t asker, ender;
+  atomic_int answered = 0, ended = 0;
+  void *p;
+  atomic_store(&asked, 0);
+  atomic_store(&may_answer, 0);
+  CHECK_OK(esper_pool_begin(w.core, 0, ID + 1, 0, all, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, declines_late, &answered));
+  CHECK(!pthread_create(&asker, NULL, ask, &p));
+  while (!atomic_load(&asked))
+    sched_yield();
+  CHECK(!pthread_create(&ender, NULL, end_pool, &ended));
+  while (atomic_load(&w.core->devices[0].route_count) > 1)
+    sched_yield();
+  CHECK_OK(esper_pool_end(w.core, 0, ID + 1, 0, NULL));
+  CHECK(!atomic_load(&ended));
+  atomic_store(&may_answer, 1);
+  pthread_join(asker, NULL);
+  pthread_join(ender, NULL);
+  CHECK_EQ(pool_of(p), 0);
   CHECK_OK(esper_free(w.core, p));
   end();
 }
