@@ -22,6 +22,8 @@ void audit_destroy(audit *a)
   order_destroy(a);
   table_clear(&a->finding_keys);
   table_clear(&a->ordered_keys);
+  for (size_t i = 0; i < AUDIT_ASSUMED; i++)
+    clock_clear(&a->assumed[i].before);
   free(a->findings);
   free(a);
 }
@@ -36,6 +38,8 @@ size_t audit_memory(const audit *a)
   const table *tables[] = {&a->stream_names, &a->events, &a->blocks,       &a->graphs,
                            &a->captures,     &a->owners, &a->finding_keys, &a->ordered_keys};
   size_t bytes = sizeof *a + a->bytes + a->finding_capacity * sizeof *a->findings;
+  for (size_t i = 0; i < AUDIT_ASSUMED; i++)
+    bytes += a->assumed[i].before.count * sizeof(uint64_t);
   for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
     bytes += tables[i]->capacity * sizeof *tables[i]->at;
   bytes +=

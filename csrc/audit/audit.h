@@ -46,7 +46,7 @@ typedef enum audit_kind {
   AUDIT_MARKED_EARLY,    /* the same, but an earlier access of that stream was marked */
   AUDIT_READ_EARLY,      /* a read that is not ordered after a write */
   AUDIT_WRITE_EARLY,     /* a write that is not ordered after a read or a write */
-  AUDIT_STALE_OUTPUT,    /* a graph's output, read after the graph's next replay */
+  AUDIT_STALE_OUTPUT,    /* a view of a graph's output, read when a later one like it was made */
   AUDIT_LATE_WRITE,      /* memory that was written after it was freed: see audit_report() */
   AUDIT_USED_AFTER_FREE, /* memory that is accessed after it was freed: the same */
   AUDIT_KINDS
@@ -74,6 +74,11 @@ typedef struct audit_finding {
   audit_point later;
   int has_later;
   uint32_t freed, marked; /* the sites; 0: it was not */
+  /* The finding (its index) whose missing wait, just before its `later`, would have ordered this
+   * one the first time; its own index if there was none. `stands_alone`: a stream could have waited,
+   * and at least once no missing wait of another finding would have helped. */
+  size_t cause;
+  int stands_alone;
 } audit_finding;
 
 /* NULL: no host memory. */
@@ -104,7 +109,8 @@ typedef struct audit_access {
   audit_stream stream;
   int writes;
   audit_place place;
-  uint64_t born; /* of a view: audit_generation() when it was made; 0: it always shows the newest */
+  /* Of a view, if not 0: audit_generation() when it was handed out, and what it is like. */
+  uint64_t born, like;
 } audit_access;
 
 void audit_accessed(audit *a, const audit_access *access);
@@ -124,6 +130,9 @@ void audit_replayed(audit *a, uint64_t graph, audit_stream stream, audit_place p
 void audit_graph_destroyed(audit *a, uint64_t graph);
 /* How often the graph that the block belongs to was replayed; 0: never, or it belongs to none. */
 uint64_t audit_generation(const audit *a, uintptr_t address);
+/* A view of a graph's output was made. It is for the newest replay, and takes the place of earlier
+ * views that are like it, which are stale from then on. */
+void audit_handed_out(audit *a, uintptr_t address, uint64_t like);
 
 /* Of the block that was freed last: a use that nothing orders before what its stream does next, and
  * that nothing protects, as a finding without `later`. NULL: there is none. A wait after the free

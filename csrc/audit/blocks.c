@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "captured.h"
+#include "causes.h"
 #include "findings.h"
 #include "footprint.h"
 #include "order.h"
@@ -14,10 +15,13 @@ enum { USES = 32 };
 /* Hazards that a stream keeps at most of the same lines and the same user; beyond this many the
  * oldest is forgotten. */
 enum { HAZARDS = 32 };
+/* Kinds of views that a block keeps at most; beyond this many the oldest is forgotten. */
+enum { VIEWS = 32 };
 
 static audit_finding finding_of(const audit *a, const block *b, audit_kind kind)
 {
   audit_finding f = {.kind = kind, .count = 1, .address = b->address, .size = b->size};
+  f.cause = AUDIT_NO_CAUSE;
   f.allocated = b->allocated;
   f.home_is_known = b->home != AUDIT_NONE;
   if (f.home_is_known)
@@ -39,15 +43,6 @@ static lane *home_of(audit *a, const block *b)
   if (!b->capture)
     return order_outside(a, s);
   return s->capture && s->capture->id == b->capture ? &s->branch : NULL;
-}
-
-/* The lane that has the slot, of that stream. NULL: its capture is over. */
-static lane *lane_with(audit *a, uint32_t number, uint32_t slot)
-{
-  stream *s = a->streams[number];
-  if (s->outside.slot == slot)
-    return order_outside(a, s);
-  return s->capture && s->branch.slot == slot ? &s->branch : NULL;
 }
 
 /* ---- uses ---------------------------------------------------------------- */
@@ -91,8 +86,15 @@ static void remember(audit *a, block *b, const lane *l, const use *next)
 
 /* ---- accesses ------------------------------------------------------------ */
 
+/* How much a finding about the use says: an allocation says little, and so does a use that a known
+ * cause explains. */
+static int weight(const audit *a, const lane *l, const use *u)
+{
+  return !u->is_allocation + 2 * (cause_of(a, l, u->slot, u->epoch) == AUDIT_NO_CAUSE);
+}
+
 /* An access makes at most one finding. If it is not ordered after several uses, the finding names
- * the last of them that is no allocation. */
+ * the one that says most, of equal ones the last. */
 static void judge_order(audit *a, block *b, const lane *l, const use *next)
 {
   const uint64_t bit = 1ull << (next->slot & 63);
@@ -102,7 +104,7 @@ static void judge_order(audit *a, block *b, const lane *l, const use *next)
     if ((!next->writes && !u->writes) || order_covers(l, u->slot, u->epoch) ||
         !footprint_overlaps(&u->bytes, &next->bytes))
       continue;
-    if (!(u->reported & bit) && (!worst || (worst->is_allocation && !u->is_allocation)))
+    if (!(u->reported & bit) && (!worst || weight(a, l, u) > weight(a, l, worst)))
       worst = u;
     u->reported |= bit;
   }
@@ -112,7 +114,7 @@ static void judge_order(audit *a, block *b, const lane *l, const use *next)
   f.earlier = point_of(a, worst);
   f.later = point_of(a, next);
   f.has_later = 1;
-  finding_add(a, &f);
+  cause_add(a, &f, l, worst->slot, worst->epoch);
 }
 
 /* Memory of the home stream that was freed before this block was allocated may be this memory. */
@@ -127,7 +129,7 @@ static void judge_hazards(audit *a, const block *b, const lane *l, const use *ne
     }
     h->finding.later = point_of(a, next);
     h->finding.has_later = 1;
-    finding_add(a, &h->finding);
+    cause_add(a, &h->finding, l, h->slot, h->epoch);
     *at = h->next;
     a->bytes -= sizeof *h;
     free(h);
@@ -148,11 +150,44 @@ void watched_touch(audit *a, block *b, stream *s, const audit_access *access)
   remember(a, b, l, &next);
 }
 
-/* A view that was made after one replay shows that replay's output until the next one. */
+static handed_out *view_like(const block *b, uint64_t like)
+{
+  for (size_t i = 0; i < b->view_count; i++)
+    if (b->views[i].like == like)
+      return &b->views[i];
+  return NULL;
+}
+
+void audit_handed_out(audit *a, uintptr_t address, uint64_t like)
+{
+  block *b = table_get(&a->blocks, address);
+  const graph *g = b ? graph_of(a, b) : NULL;
+  if (!g || g->generation == 0)
+    return;
+  const handed_out view = {like, g->generation};
+  handed_out *known = view_like(b, like);
+  if (known) {
+    *known = view;
+    return;
+  }
+  size_t before = b->view_capacity;
+  if (b->view_count == VIEWS)
+    memmove(b->views, b->views + 1, --b->view_count * sizeof view);
+  if (!audit_reserve((void **)&b->views, &b->view_capacity, b->view_count, sizeof view)) {
+    a->lost = 1;
+    return;
+  }
+  a->bytes += (b->view_capacity - before) * sizeof view;
+  b->views[b->view_count++] = view;
+}
+
+/* A view shows the output that it was handed out for until one like it is handed out for a later
+ * replay. A view that is handed out once is meant to show the newest. */
 static void judge_output(audit *a, const block *b, const stream *s, const audit_access *access)
 {
   const graph *g = graph_of(a, b);
-  if (!g || access->born == 0 || access->born >= g->generation)
+  const handed_out *newest = access->born ? view_like(b, access->like) : NULL;
+  if (!g || !newest || access->born >= newest->generation)
     return;
   audit_finding f = finding_of(a, b, AUDIT_STALE_OUTPUT);
   f.earlier = g->last;
@@ -205,6 +240,28 @@ void audit_accessed(audit *a, const audit_access *access)
   watched_touch(a, b, s, access);
 }
 
+/* ---- hazards ------------------------------------------------------------- */
+
+/* Drops hazards that the lane is ordered after by now, and says of others whether missing waits
+ * explain them. */
+static void prune_hazards(audit *a, lane *l)
+{
+  for (hazard **at = &l->hazards; *at;) {
+    hazard *h = *at;
+    if (!order_covers(l, h->slot, h->epoch)) {
+      if (h->finding.cause == AUDIT_NO_CAUSE)
+        h->finding.cause = cause_of(a, l, h->slot, h->epoch);
+      at = &h->next;
+      continue;
+    }
+    if (!table_put(&a->ordered_keys, finding_key(&h->finding), a))
+      a->lost = 1;
+    *at = h->next;
+    a->bytes -= sizeof *h;
+    free(h);
+  }
+}
+
 /* ---- allocations --------------------------------------------------------- */
 
 void audit_allocated(audit *a, uintptr_t address, size_t size, const audit_stream *where,
@@ -218,7 +275,7 @@ void audit_allocated(audit *a, uintptr_t address, size_t size, const audit_strea
   if (!s || !b)
     return;
   lane *l = order_lane(a, s);
-  order_prune_hazards(a, l);
+  prune_hazards(a, l);
   b->home = s->number;
   l->allocated_at = b->serial;
   if (s->capture) {
@@ -299,8 +356,9 @@ void audit_held(audit *a, uintptr_t address)
 static int is_marked_until_free(audit *a, const block *b, const use *u)
 {
   for (size_t i = 0; i < b->mark_count; i++) {
-    const lane *l =
-        b->marks[i].until_free ? lane_with(a, b->marks[i].stream, b->marks[i].slot) : NULL;
+    const lane *l = b->marks[i].until_free
+                        ? order_lane_with(a, a->streams[b->marks[i].stream], b->marks[i].slot)
+                        : NULL;
     if (l && order_covers(l, u->slot, u->epoch))
       return 1;
   }
@@ -374,7 +432,7 @@ static void judge_free(audit *a, const block *b, lane *home, uint32_t site)
     int skip =
         u->is_protected || order_covers(home, u->slot, u->epoch) || is_marked_until_free(a, b, u);
     for (size_t k = 0; k < count && !skip; k++) {
-      const lane *l = lane_with(a, named[k]->stream, named[k]->slot);
+      const lane *l = order_lane_with(a, a->streams[named[k]->stream], named[k]->slot);
       skip = l && order_covers(l, u->slot, u->epoch);
     }
     if (skip)
@@ -415,7 +473,8 @@ void watched_disown(audit *a, block *b)
 void watched_destroy(audit *a, block *b)
 {
   watched_disown(a, b);
-  a->bytes -= sizeof *b;
+  a->bytes -= sizeof *b + b->view_capacity * sizeof *b->views;
+  free(b->views);
   free(b);
 }
 
@@ -430,10 +489,10 @@ void audit_judge_rest(audit *a)
 {
   for (size_t i = 0; i < a->stream_count; i++) {
     lane *l = order_outside(a, a->streams[i]);
-    order_prune_hazards(a, l);
+    prune_hazards(a, l);
     for (const hazard *h = l->hazards; h; h = h->next)
       if (!is_usually_ordered(a, h))
-        finding_add(a, &h->finding);
+        cause_add(a, &h->finding, l, h->slot, h->epoch);
     order_drop_hazards(a, l);
   }
 }

@@ -20,21 +20,24 @@ uint64_t finding_key(const audit_finding *f)
   return key;
 }
 
-void finding_add(audit *a, const audit_finding *finding)
+audit_finding *finding_add(audit *a, const audit_finding *finding)
 {
   uint64_t key = finding_key(finding);
   size_t known = (size_t)table_get(&a->finding_keys, key); /* its index plus 1 */
   if (known) {
     a->findings[known - 1].count += finding->count;
-    return;
+    return &a->findings[known - 1];
   }
   if (!audit_reserve((void **)&a->findings, &a->finding_capacity, a->finding_count,
                      sizeof *finding) ||
       !table_put(&a->finding_keys, key, (void *)(a->finding_count + 1))) {
     a->lost = 1;
-    return;
+    return NULL;
   }
-  a->findings[a->finding_count++] = *finding;
+  audit_finding *added = &a->findings[a->finding_count];
+  *added = *finding;
+  added->cause = a->finding_count++;
+  return added;
 }
 
 void audit_report(audit *a, const audit_finding *finding)

@@ -5,6 +5,7 @@
 
 #include "blocks.h"
 #include "captured.h"
+#include "causes.h"
 #include "order.h"
 
 static block *live_block(const audit *a, uintptr_t address, uint64_t serial)
@@ -62,8 +63,10 @@ void audit_capture_ended(audit *a, audit_stream where, uint64_t name)
   if (!c)
     return;
   for (size_t i = 0; i < a->stream_count; i++)
-    if (a->streams[i]->capture == c)
+    if (a->streams[i]->capture == c) {
+      causes_forget(a, &a->streams[i]->branch);
       order_leave_capture(a, a->streams[i]);
+    }
   table_remove(&a->captures, c->id);
   keep_live_blocks(a, c);
   audit_graph_destroyed(a, name); /* an earlier one of that name */
@@ -93,7 +96,7 @@ void audit_replayed(audit *a, uint64_t name, audit_stream where, audit_place pla
   for (size_t i = 0; i < g->count; i++) {
     const captured_access *old = &g->accesses[i];
     block *b = live_block(a, old->address, old->serial);
-    const audit_access access = {old->address, 0, old->bytes, where, old->writes, place, 0};
+    const audit_access access = {old->address, 0, old->bytes, where, old->writes, place, 0, 0};
     if (b && s->capture)
       graph_capture_access(a, s->capture, b, &access);
     else if (b)
@@ -104,7 +107,7 @@ void audit_replayed(audit *a, uint64_t name, audit_stream where, audit_place pla
     if (!b)
       continue;
     const size_t size = b->size ? b->size : UINTPTR_MAX - b->address;
-    const audit_access access = {b->address, 0, {b->address, size, 0, 0}, where, 1, place, 0};
+    const audit_access access = {b->address, 0, {b->address, size, 0, 0}, where, 1, place, 0, 0};
     if (s->capture)
       graph_capture_access(a, s->capture, b, &access);
     else

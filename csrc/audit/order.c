@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "findings.h"
-
 static uint64_t key_of(audit_stream name)
 {
   return name.handle ^ ((uint64_t)(unsigned)name.device << 56);
@@ -81,6 +79,13 @@ lane *order_outside(audit *a, stream *s)
 lane *order_lane(audit *a, stream *s)
 {
   return s->capture ? &s->branch : order_outside(a, s);
+}
+
+lane *order_lane_with(audit *a, stream *s, uint32_t slot)
+{
+  if (s->outside.slot == slot)
+    return order_outside(a, s);
+  return s->capture && s->branch.slot == slot ? &s->branch : NULL;
 }
 
 /* ---- events -------------------------------------------------------------- */
@@ -210,22 +215,6 @@ void order_drop_hazards(audit *a, lane *l)
   while (l->hazards) {
     hazard *h = l->hazards;
     l->hazards = h->next;
-    a->bytes -= sizeof *h;
-    free(h);
-  }
-}
-
-void order_prune_hazards(audit *a, lane *l)
-{
-  for (hazard **at = &l->hazards; *at;) {
-    hazard *h = *at;
-    if (!order_covers(l, h->slot, h->epoch)) {
-      at = &h->next;
-      continue;
-    }
-    if (!table_put(&a->ordered_keys, finding_key(&h->finding), a))
-      a->lost = 1;
-    *at = h->next;
     a->bytes -= sizeof *h;
     free(h);
   }

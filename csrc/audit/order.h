@@ -9,6 +9,8 @@ stream *order_stream(audit *a, audit_stream name);
 /* Where the stream's work goes now, ordered after what the host has waited for. */
 lane *order_lane(audit *a, stream *s);
 lane *order_outside(audit *a, stream *s); /* whether it is in a capture or not */
+/* The stream's lane that has the slot. NULL: its capture is over. */
+lane *order_lane_with(audit *a, stream *s, uint32_t slot);
 
 /* Whether the lane's future comes after that work. */
 static inline int order_covers(const lane *l, uint32_t slot, uint64_t epoch)
@@ -22,9 +24,6 @@ void order_leave_capture(audit *a, stream *s);
 
 /* Frees it, and all that could still become a finding. */
 void order_drop_hazards(audit *a, lane *l);
-/* Drops those that the lane is ordered after by now. */
-void order_prune_hazards(audit *a, lane *l);
-
 void order_destroy(audit *a);
 
 #endif

@@ -91,6 +91,11 @@ typedef struct use {
   uint8_t writes, is_allocation, is_protected;
 } use;
 
+/* The newest view of its kind of a graph's output. */
+typedef struct handed_out {
+  uint64_t like, generation;
+} handed_out;
+
 typedef struct mark {
   uint32_t slot, stream, site;
   int until_free;
@@ -106,8 +111,20 @@ struct block {
   int is_held;
   use *uses;
   mark *marks;
-  size_t use_count, use_capacity, mark_count, mark_capacity;
+  handed_out *views;
+  size_t use_count, use_capacity, mark_count, mark_capacity, view_count, view_capacity;
 };
+
+/* A wait that the program lacks, as if it stood just before the later access of a finding. */
+typedef struct assumed_wait {
+  size_t finding; /* its index */
+  uint32_t slot;  /* of the later access: what comes after it comes after `before` */
+  uint64_t epoch;
+  clock_vector before;
+} assumed_wait;
+
+enum { AUDIT_ASSUMED = 32 }; /* the latest are kept */
+#define AUDIT_NO_CAUSE SIZE_MAX
 
 #define AUDIT_NONE UINT32_MAX
 
@@ -131,6 +148,8 @@ struct audit {
   uint64_t last_free_at;   /* audit.steps then */
   audit_finding *findings;
   size_t finding_count, finding_capacity;
+  assumed_wait assumed[AUDIT_ASSUMED];
+  uint64_t assumed_count; /* so far; those beyond the array took the oldest one's place */
   table finding_keys;
   table ordered_keys; /* of hazards whose stream was ordered in time */
   size_t bytes;       /* of blocks, their uses and marks, and of hazards */

@@ -29,7 +29,8 @@
   F(capture_ended)               \
   F(replayed)                    \
   F(graph_destroyed)             \
-  F(generation) F(report) F(last_free) F(judge_rest) F(finding_count) F(finding_at) F(memory)
+  F(generation)                  \
+  F(handed_out) F(report) F(last_free) F(judge_rest) F(finding_count) F(finding_at) F(memory)
 
 #define ESPER_AUDIT_TYPE(name) typedef __typeof__(audit_##name) *esper_audit_##name;
 ESPER_AUDIT_FUNCTIONS(ESPER_AUDIT_TYPE)

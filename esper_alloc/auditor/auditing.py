@@ -11,8 +11,9 @@ from ..installation.pytorch import import_part, load_shim, untyped
 from ..torch_allocator.choices import segments_wanted
 from ..torch_allocator.enabling import why_off
 from . import observation
+from .causes import by_cause
 from .fence import Fault, Freed, explain, fault_in, parse_freed
-from .findings import Finding, json_of, parse, text_of
+from .findings import Finding, json_of, text_of
 
 MODES = ("raise", "warn", "collect")
 
@@ -63,8 +64,8 @@ class Report:
     """What an audit has found so far.
 
     Attributes:
-        findings: one for each combination of places, in the order of discovery. During the
-            audit, frees that nothing has followed yet are not among them.
+        findings: one for each wait, mark, copy or reference that is missing, the most harmful
+            first. During the audit, frees that nothing has followed yet are not among them.
         complete: False if host memory ran out, so that something may be missing, and if the
             program has not used CUDA, so that nothing was audited.
         fault: with a fence, what is known of an access that faulted; None during the audit.
@@ -72,19 +73,18 @@ class Report:
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
-        self._final: tuple[list[Finding], bool] | None = None
+        self._final: tuple[list[tuple[list[int], Finding]], bool] | None = None
         self._used_cuda: bool | None = None  # None: the audit goes on
         self.fault: Fault | None = None
 
-    def _read(self) -> tuple[list[Finding], bool]:
+    def _read(self) -> tuple[list[tuple[list[int], Finding]], bool]:
         if self._final is not None:
             return self._final
-        found = [parse(one) for one in self._compiled.audit_findings()]
-        return found, self._compiled.audit_state()[1]
+        return by_cause(self._compiled.audit_findings()), self._compiled.audit_state()[1]
 
     @property
     def findings(self) -> list[Finding]:
-        return self._read()[0]
+        return [finding for _, finding in self._read()[0]]
 
     @property
     def complete(self) -> bool:
@@ -97,14 +97,14 @@ class Report:
 
     def text(self) -> str:
         """For people."""
-        said = text_of(*self._read()) if self.used_cuda else NO_CUDA
+        said = text_of(self.findings, self._read()[1]) if self.used_cuda else NO_CUDA
         return f"{self.fault.text()}\n{said}" if self.fault else said
 
     def json(self) -> str:
-        """For programs: ``{"complete": bool, "findings": [...]}``, and ``"fault"`` after one."""
-        return json_of(
-            self.findings, self.complete, fault=self.fault.as_dict() if self.fault else None
-        )
+        """For programs: ``{"complete": bool, "used_cuda": bool, "findings": [...]}``, and
+        ``"fault"`` after one."""
+        fault = self.fault.as_dict() if self.fault else None
+        return json_of(self.findings, self.complete, self.used_cuda, fault)
 
     def freed_at(self, address: int) -> Freed | None:
         """With a fence, what was freed at the address last, for an address that a debugger or the
@@ -114,7 +114,7 @@ class Report:
     def _end(self, error: BaseException | None) -> None:
         self._final, self._used_cuda = self._read(), self.used_cuda
         if error is not None:
-            self.fault = explain(self._compiled, error, self._final[0])
+            self.fault = explain(self._compiled, error, self.findings)
 
 
 def _needs_ours(asked: str) -> RuntimeError:
@@ -174,8 +174,8 @@ class audit:
 
     Args:
         mode: ``"collect"`` only collects findings in the report. ``"warn"`` also gives an
-            :class:`AuditWarning` for each, ``"raise"`` raises an :class:`AuditError`, both in
-            the main thread soon after the line that the finding is about, or at the end.
+            :class:`AuditWarning` for each when it is first seen, ``"raise"`` raises an
+            :class:`AuditError`, both in the main thread soon after that line, or at the end.
         poison: freed memory is filled with 0xff, which is NaN, as soon as it may be reused, and
             checked when it is handed out again, so that writes after the free are found. Only
             with esper_alloc as the allocator and classic segments. The host waits at each
@@ -255,8 +255,9 @@ class audit:
     def _tell(self, level: int) -> None:
         """Warns of what is new, or raises."""
         assert self._report is not None
-        found = self._report.findings
-        new, self._told = found[self._told :], len(found)
+        found = self._report._read()[0]
+        new = [finding for members, finding in found if members[0] >= self._told]
+        self._told = sum(len(members) for members, _ in found)
         if new and self._mode == "raise":
             raise AuditError(new)
         if self._mode == "warn":

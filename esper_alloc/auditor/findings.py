@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,25 +80,31 @@ TITLES = {
     "marked-early": "marked before the last use on that stream",
     "read-early": "read before it is written",
     "write-early": "written while it may still be in use",
-    "stale-output": "output of a CUDA graph, read after the graph's next replay",
+    "stale-output": "output of a CUDA graph, read after a later replay's was handed out",
     "late-write": "written after it was freed",
     "used-after-free": "used after it was freed",
 }
 
 
+#: Kinds that are about the free of memory in use.
+FREES = ("freed-in-use", "marked-early")
+
+
 @dataclass(frozen=True)
 class Finding:
-    """Memory that is used in two ways that nothing orders.
+    """Memory that is used in two ways that nothing orders: a wait, a mark, a copy or a reference
+    is missing.
 
     Attributes:
         kind: a key of :data:`TITLES`.
-        count: how often it happened; all else is of the first time.
+        count: how often it happened, `also` included; all else is of the first time.
         address, size: of the memory, in bytes; size 0: unknown.
         allocated: where, and `home` on which stream (None: before the audit, or in a graph).
         earlier: the access that nothing orders before `later`.
         later: what is not ordered after it. Of memory that was freed: the first access to
             memory that its stream was given afterwards, or None.
         freed, marked: where, or None.
+        also: what else the same missing thing explains, each with its own count.
 
     Of the kinds ``"late-write"`` and ``"used-after-free"``, `earlier` says nothing.
     """
@@ -113,6 +119,7 @@ class Finding:
     later: Access | None
     freed: Place | None
     marked: Place | None
+    also: tuple[Finding, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -132,16 +139,25 @@ class Finding:
 
     @property
     def certainty(self) -> str:
-        """How sure it is, with the reason."""
+        """How sure the surest of it is, with the reason."""
+        return min((one._certainty for one in (self, *self.also)), key=_is_likely)
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether all of it is only likely."""
+        return _is_likely(self.certainty)
+
+    @property
+    def _certainty(self) -> str:
         if self.kind == "used-after-free":
             return "certain: the operator was called after the free"
         if self.kind == "late-write":
             return f"certain: the byte at {self.address:#x} is no poison any more"
         if self.kind == "stale-output":
-            return "likely: the view was made after an earlier replay"
+            return "certain: a view like it was handed out for a later replay"
         if self.kind == "write-early" and self.earlier.is_allocation:
             return "likely: it does harm if the memory was in use before its allocation"
-        if self.kind in ("freed-in-use", "marked-early") and self.later is None:
+        if self.kind in FREES and self.later is None:
             return "likely: it does harm if the stream's next work gets this memory"
         return "certain: nothing in the program orders the two"
 
@@ -149,7 +165,9 @@ class Finding:
     def missing(self) -> str:
         """What would mend it, and where."""
         used, home = self.earlier, self.home
-        if self.kind in ("freed-in-use", "marked-early"):
+        if self.also and (everywhere := self._missing_everywhere):
+            return everywhere
+        if self.kind in FREES:
             mark = f"record_use(x, s) or x.record_stream(s) after {used.place}"
             before = self.freed or self.place
             return f"{mark}, s being {used.stream}; or {home} waits for it before {before}"
@@ -158,18 +176,47 @@ class Finding:
         if self.kind == "late-write":
             return f"whoever writes it must do so before {self.place}, or it must be marked"
         if self.kind == "stale-output":
-            return f"a copy (clone) of the output before the replay at {used.place}"
+            return f"a copy (clone) of the view before the replay at {used.place}"
         assert self.later is not None
         return (
             f"{self.later.stream} must wait for {used.stream} after {used.place} and before "
             f"{self.later.place}"
         )
 
+    @property
+    def _missing_everywhere(self) -> str:
+        """What mends all of several places."""
+        mark = mark_for(self)
+        if mark is not None and all(mark_for(one) == mark for one in self.also):
+            if self.kind == "marked-early":
+                return f"x.record_stream(s), which lasts until the free, at {self.marked}"
+            return (
+                f"x.record_stream(s) for what is allocated at {self.allocated}, s being "
+                f"{self.earlier.stream}"
+            )
+        if self.later is None or self.kind not in (*FREES, "read-early", "write-early"):
+            return ""
+        mark = ", or each must be marked after its use" if self.kind in FREES else ""
+        before = f"before {self.later.place}{mark}"
+        return f"{self.later.stream} must wait for {self.earlier.stream} {before}"
+
+    def _others(self) -> list[str]:
+        """Where else the same is missing."""
+        all_of_them = (self, *self.also)
+        frames = {
+            "also at": [one.place.frames[:1] for one in all_of_them],
+            "also called from": [one.place.frames[1:] for one in all_of_them],
+            "the other access also at": [one.earlier.place.frames[:1] for one in all_of_them],
+        }
+        return [f"{how} {said}" for how, places in frames.items() if (said := _other_lines(places))]
+
     def text(self) -> str:
         """Several lines, without an end of line."""
-        times = f", {self.count} times" if self.count > 1 else ""
         what = ", ".join(part for part in (self.tensor, _bytes(self.size)) if part)
-        lines = [f"{TITLES[self.kind]}{times}: {self.place}"]
+        times = f", {self.count} times" if self.count > 1 else ""
+        places = len({one.place.frames[:1] for one in (self, *self.also)})
+        times += f" at {places} places" if places > 1 else ""
+        lines = [f"{TITLES[self.kind]}{times}: {self.place}", f"missing: {self.missing}"]
         home = f" on {self.home}" if self.home else ""
         lines.append(f"{what or 'memory'}, allocated at {self.allocated}{home}")
         if not self.earlier.is_allocation and self.kind not in ("late-write", "used-after-free"):
@@ -180,17 +227,36 @@ class Finding:
         if self.kind == "late-write" and self.later is not None:
             lines.append(f"found when it was handed out again, at {self.later.place}")
         elif self.later is not None:
-            is_next = self.kind in ("freed-in-use", "marked-early")
+            is_next = self.kind in FREES
             following = "memory of that stream is next " if is_next else ""
             lines.append(f"{following}{self.later}")
-        lines += [f"missing: {self.missing}", f"sure: {self.certainty}"]
+        lines.append(f"sure: {self.certainty}")
         lines += [f"called from {frame}" for frame in self.place.frames[1:]]
+        lines += self._others()
         return "\n    ".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: all attributes, and what the properties say."""
         said = {name: getattr(self, name) for name in ("tensor", "certainty", "missing")}
-        return {**asdict(self), **said, "place": asdict(self.place)}
+        also = [one.as_dict() for one in self.also]
+        return {**asdict(self), **said, "place": asdict(self.place), "also": also}
+
+
+def line_of(place: Place | None) -> Hashable:
+    """None: unknown."""
+    return (place.frames[0], place.in_backward) if place and place.frames else None
+
+
+def mark_for(finding: Finding) -> Hashable:
+    """What findings have in common that one mark would mend. None: no mark would, or nobody knows
+    where."""
+    at = {"freed-in-use": finding.allocated, "marked-early": finding.marked}.get(finding.kind)
+    line = line_of(at)
+    return line and (finding.kind, line, finding.earlier.stream)
+
+
+def _is_likely(certainty: str) -> bool:
+    return certainty.startswith("likely")
 
 
 def parse(found: Mapping[str, Any]) -> Finding:
@@ -221,10 +287,13 @@ def text_of(findings: Sequence[Finding], complete: bool = True) -> str:
 
 
 def json_of(
-    findings: Sequence[Finding], complete: bool = True, fault: Mapping[str, Any] | None = None
+    findings: Sequence[Finding],
+    complete: bool = True,
+    used_cuda: bool = True,
+    fault: Mapping[str, Any] | None = None,
 ) -> str:
-    """An object with the list `findings`, the flag `complete` and, if there is one, the `fault`."""
-    said: dict[str, Any] = {"complete": complete}
+    """An object with the list `findings`, the flags and, if there is one, the `fault`."""
+    said: dict[str, Any] = {"complete": complete, "used_cuda": used_cuda}
     said["findings"] = [finding.as_dict() for finding in findings]
     if fault is not None:
         said["fault"] = fault
@@ -248,6 +317,17 @@ def _access(said: Mapping[str, Any]) -> Access:
         stream=Stream(*said["stream"]),
         writes=said["writes"],
         is_allocation=said["is_allocation"],
+    )
+
+
+def _other_lines(places: Sequence[tuple[Frame, ...]]) -> str:
+    """Frames that the first one does not have, those of a function together."""
+    functions: dict[tuple[str, str], set[int]] = {}
+    for frame in (frame for frames in places[1:] for frame in frames if frame not in places[0]):
+        functions.setdefault((frame.file, frame.function), set()).add(frame.line)
+    return "; ".join(
+        f"{_shown(file)}:{', '.join(map(str, sorted(lines)))} in {function}"
+        for (file, function), lines in functions.items()
     )
 
 

@@ -2,7 +2,7 @@
 
     python programs.py [--sanitizer] [PROGRAM...]
 
-Prints JSON: for each program the bug that it names, and what was found, each a list of
+Prints JSON: for each program the bugs that it names, and what was found, each a sorted list of
 [kind, line]. On the simulated device all that can run there. benchmarks/auditor.py reads it, too.
 """
 
@@ -31,7 +31,7 @@ def names(on_gpu: bool) -> list[str]:
 
 
 def expected(name: str, allocator: str = "esper_alloc") -> list[list[Any]]:
-    """The bug that a program names for this allocator, as [kind, line]; empty: there is none.
+    """The bugs that a program names for this allocator, as [kind, line]; empty: there is none.
 
     PyTorch's own record_stream, which stands for record_use there, lasts until the free. So of
     marks only what is said to be a bug `on native` is one there.
@@ -39,7 +39,7 @@ def expected(name: str, allocator: str = "esper_alloc") -> list[list[Any]]:
     lines = (CORPUS / f"{name}.py").read_text().splitlines()
     only = r" on native" if allocator == "native" and name.startswith("marked/") else ""
     said = [(re.search(rf"# BUG{only}: (\S+)", line), n) for n, line in enumerate(lines, 1)]
-    return [[match[1], number] for match, number in said if match]
+    return sorted(([match[1], number] for match, number in said if match), key=str)
 
 
 def audited(name: str) -> list[list[Any]]:
@@ -63,7 +63,7 @@ def audited(name: str) -> list[list[Any]]:
         frames = finding.place.frames
         line = frames[0].line if frames and frames[0].file == file else str(finding.place)
         found.append([finding.kind, line])
-    return found
+    return sorted(found, key=str)
 
 
 def sanitized(name: str) -> list[list[Any]]:

@@ -192,9 +192,108 @@ say(
 )
 """,
     )
-    assert len(found["warned"]) == len(found["kinds"]) == 3  # the calls of race() are at two lines
+    assert len(found["warned"]) == 2  # race() is called at two lines
     assert found["category"] == ["AuditWarning"]
-    assert found["kinds"] == ["read-early", "read-early", "freed-in-use"]
+    assert found["kinds"] == ["read-early", "freed-in-use"]
+
+
+def test_one_missing_wait_is_one_finding(library: Path) -> None:
+    """Also for a stream that only waits for the one that should have waited."""
+    found = run(
+        library,
+        """
+third = torch.cuda.Stream()
+
+def step(x, y):
+    x.zero_()
+    y.zero_()
+    with torch.cuda.stream(side):
+        x.clone()
+        y.clone()
+    third.wait_stream(side)
+    with torch.cuda.stream(third):
+        x.clone()
+
+x, y = empty(), empty()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with esper_alloc.audit(mode="warn") as report:
+        for _ in range(3):
+            step(x, y)
+            torch.cuda.synchronize()
+(one,) = report.findings
+first = one.place.frames[0].line
+say(
+    warned=len(caught), count=one.count, counts=[other.count for other in one.also],
+    lines=[other.place.frames[0].line - first for other in one.also],
+    text=one.text().splitlines(), first=str(one.place),
+    json=len(json.loads(report.json())["findings"][0]["also"]), missing=one.missing,
+)
+""",
+    )
+    assert found["warned"] == 1
+    assert (found["count"], found["counts"], found["lines"]) == (9, [3, 3], [1, 4])
+    assert found["json"] == 2
+    assert found["missing"].endswith(
+        f"must wait for the default stream of device 0 before {found['first']}"
+    )
+    head, second, *_, also, other = found["text"]
+    assert head.startswith("read before it is written, 9 times at 3 places: <string>:")
+    assert second == f"    missing: {found['missing']}"
+    assert also.startswith("    also at <string>:") and ", " in also and also.endswith(" in step")
+    assert other.startswith("    the other access also at <string>:")
+
+
+def test_a_view_of_a_graphs_output_is_stale_when_the_next_one_was_made(library: Path) -> None:
+    found = run(
+        library,
+        """
+def audited(body):
+    with esper_alloc.audit() as report:
+        _torch.audit_capture_began()
+        out = empty().zero_()
+        _torch.audit_capture_ended(77)
+        body(out, lambda: _torch.audit_replayed(77))
+    _torch.audit_graph_gone(77)
+    return [(one.kind, one.certainty[:7]) for one in report.findings]
+
+def same_ones(out, replay):
+    replay()
+    view = out.view(2, -1)
+    for _ in range(3):
+        for result in (out.contiguous(), out.to("cuda"), view, view[0], view.detach()):
+            result.clone()
+        replay()
+
+def other_views(out, replay):
+    replay()
+    view = out.view(2, -1)
+    replay()
+    out.view(4, -1).clone()
+    view.clone()
+
+def new_ones(out, replay):
+    kept = []
+    for _ in range(2):
+        replay()
+        kept.append(out.detach())
+    kept[1].clone()
+    kept[0].clone()
+
+def a_view_of_a_view(out, replay):
+    replay()
+    kept = out.detach()[:8]
+    replay()
+    out.detach()
+    kept.clone()
+
+say(**{f.__name__: audited(f) for f in (same_ones, other_views, new_ones, a_view_of_a_view)})
+""",
+    )
+    stale = [["stale-output", "certain"]]
+    assert found == {
+        "same_ones": [], "other_views": [], "new_ones": stale, "a_view_of_a_view": stale,
+    }  # fmt: skip
 
 
 def test_a_warning_names_the_line_that_runs(library: Path) -> None:
@@ -614,7 +713,8 @@ with esper_alloc.audit() as report:
     for i in range(1, (1 << 14) + 100):  # more shapes than are kept
         long[-i:].zero_()
     read_early(y)
-say(tensors=[[f.earlier.tensor, f.later.tensor] for f in report.findings if f.kind == "read-early"])
+(found,) = [f for f in report.findings if f.kind == "read-early"]
+say(tensors=[[f.earlier.tensor, f.later.tensor] for f in (found, *found.also)])
 """,
     )
     assert found["tensors"] == [["float32 [7]", "float32 [7]"], ["", "float32 [9]"]]

@@ -38,15 +38,15 @@ def test_a_free_names_all_that_belongs_to_it() -> None:
     said = finding("freed-in-use").text()
     assert said.splitlines() == [
         "freed while another stream may still use it, 3 times: /jobs/train.py:3 in f3",
+        "    missing: record_use(x, s) or x.record_stream(s) after /jobs/train.py:2 in f2, s being "
+        "stream 0x70 of device 0; or the default stream of device 0 waits for it before "
+        "/jobs/train.py:3 in f3",
         "    float32 [2, 3], 24 bytes, allocated at /jobs/train.py:1 in f1 on the default stream "
         "of device 0",
         "    read by aten::mm on stream 0x70 of device 0, at /jobs/train.py:2 in f2",
         "    freed at /jobs/train.py:3 in f3",
         "    memory of that stream is next read by aten::mm on the default stream of device 0, "
         "at /jobs/train.py:9 in f9",
-        "    missing: record_use(x, s) or x.record_stream(s) after /jobs/train.py:2 in f2, s being "
-        "stream 0x70 of device 0; or the default stream of device 0 waits for it before "
-        "/jobs/train.py:3 in f3",
         "    sure: certain: nothing in the program orders the two",
         "    called from /jobs/train.py:30 in f30",
     ]
@@ -75,7 +75,7 @@ def test_each_kind_has_its_line(kind: str, line: int) -> None:
 def test_a_use_after_the_free_names_the_use_and_the_free() -> None:
     said = finding("used-after-free", count=1).text().splitlines()
     assert said[0] == "used after it was freed: /jobs/train.py:9 in f9"
-    assert said[2:4] == [
+    assert said[3:5] == [
         "    freed at /jobs/train.py:3 in f3",
         "    read by aten::mm on the default stream of device 0, at /jobs/train.py:9 in f9",
     ]

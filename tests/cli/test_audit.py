@@ -89,7 +89,7 @@ def test_a_program_without_cuda_had_nothing_to_audit(library: Path, tmp_path: Pa
     assert (done.returncode, done.stderr) == (1, NOTHING_TO_AUDIT)
     done = audit(library, tmp_path, "import torch\n", options=("--json",))
     assert done.returncode == 1
-    assert json.loads(done.stderr) == {"complete": False, "findings": []}
+    assert json.loads(done.stderr) == {"complete": False, "used_cuda": False, "findings": []}
     done = audit(library, tmp_path, "import torch, sys\nsys.exit(5)\n", options=("--json",))
     assert done.returncode == 5
 

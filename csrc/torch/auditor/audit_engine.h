@@ -22,10 +22,10 @@ namespace esper::auditing
 extern const esper_audit_capi *functions;
 extern std::atomic<bool> running;
 
-// A view of a graph's output: since which replay it shows it.
+// A view of a graph's output: for which replay it was handed out, and what it is like.
 struct View {
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-  uint64_t born;
+  uint64_t born, like;
 };
 
 struct Auditor {

@@ -65,7 +65,9 @@ PyObject *describe_finding(const Found &found)
       put(dict.get(), "earlier", describe_point(f.earlier, found.earlier)) &&
       put(dict.get(), "later", f.has_later ? describe_point(f.later, found.later) : none()) &&
       put(dict.get(), "freed", sites::describe(f.freed)) &&
-      put(dict.get(), "marked", sites::describe(f.marked));
+      put(dict.get(), "marked", sites::describe(f.marked)) &&
+      put(dict.get(), "cause", PyLong_FromSize_t(f.cause)) &&
+      put(dict.get(), "stands_alone", PyBool_FromLong(f.stands_alone));
   return fine ? Py_NewRef(dict.get()) : nullptr;
 }
 

@@ -1,5 +1,6 @@
 #include "audit_operators.h"
 
+#include <c10/util/hash.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "../automatic/automatic.h"
@@ -40,13 +41,14 @@ struct Thread {
 };
 thread_local Thread thread;
 
-uint64_t born_of(Auditor &a, const c10::TensorImpl *tensor)
+// Null: the tensor is no view of a graph's output.
+const View *view_of(const Auditor &a, const c10::TensorImpl *tensor)
 {
   if (C10_LIKELY(a.views.empty())) {
-    return 0;
+    return nullptr;
   }
   const auto found = a.views.find(tensor);
-  return found != a.views.end() && !found->second.tensor.expired() ? found->second.born : 0;
+  return found != a.views.end() && !found->second.tensor.expired() ? &found->second : nullptr;
 }
 
 void tell_record_stream(const at::RecordFunction &function)
@@ -61,6 +63,88 @@ void tell_record_stream(const at::RecordFunction &function)
     with_engine([&](Auditor & /*a*/, audit *engine) {
       functions->marked(engine, reinterpret_cast<uintptr_t>(access.data), name_of(stream), 1, site);
     });
+  });
+}
+
+// What an operator that makes views was given of graphs' outputs.
+struct Outputs : at::ObserverContext {
+  struct Output {
+    const c10::TensorImpl *tensor;
+    uintptr_t address;
+    uint64_t born, like; // of a view; of the output itself `like` is 0
+  };
+  c10::SmallVector<Output, 2> all;
+};
+
+std::unique_ptr<Outputs> outputs_among(c10::ArrayRef<const c10::IValue> inputs)
+{
+  std::unique_ptr<Outputs> found;
+  for (const c10::IValue &input : inputs) {
+    each_access(input, [&](const Access &access) {
+      with_engine([&](Auditor &a, audit *engine) {
+        const auto address = reinterpret_cast<uintptr_t>(access.data);
+        const uint64_t generation = functions->generation(engine, address);
+        if (generation == 0) {
+          return;
+        }
+        if (!found) {
+          found = std::make_unique<Outputs>();
+        }
+        const View *view = view_of(a, &access.tensor);
+        found->all.push_back({&access.tensor, address, view != nullptr ? view->born : generation,
+                              view != nullptr ? view->like : 0});
+      });
+    });
+  }
+  return found;
+}
+
+uint64_t likeness(const Operation &operation, const Access &access)
+{
+  const auto address = reinterpret_cast<uintptr_t>(access.data);
+  audit_footprint bytes{};
+  footprint_of(access.tensor, address,
+               storage_size(*access.tensor.unsafe_storage().unsafeGetStorageImpl()), bytes);
+  return c10::get_hash(operation.number, shape_of(access.tensor).hash(), bytes.begin - address,
+                       bytes.size, bytes.period, bytes.run) |
+         1;
+}
+
+// A view of an output is handed out for the last replay. A view of such a view is for the same one.
+void note_view(const Operation &operation, const Outputs &outputs, const Access &access)
+{
+  const Outputs::Output *base = nullptr;
+  for (const Outputs::Output &output : outputs.all) {
+    if (output.tensor == &access.tensor) {
+      return; // changed in place, or returned as it was
+    }
+    if (base == nullptr && output.address == reinterpret_cast<uintptr_t>(access.data)) {
+      base = &output;
+    }
+  }
+  if (base == nullptr) {
+    return;
+  }
+  with_engine([&](Auditor &a, audit *engine) {
+    auto *tensor = const_cast<c10::TensorImpl *>(&access.tensor);
+    if (view_of(a, tensor) != nullptr) {
+      return; // an operator that this one called has made it
+    }
+    if (a.views.size() > 4096) {
+      for (auto view = a.views.begin(); view != a.views.end();) {
+        view = view->second.tensor.expired() ? a.views.erase(view) : std::next(view);
+      }
+    }
+    const uint64_t like = base->like != 0 ? base->like : likeness(operation, access);
+    if (base->like == 0) {
+      functions->handed_out(engine, base->address, like);
+    }
+    a.views.erase(tensor);
+    a.views.emplace(tensor,
+                    View{c10::weak_intrusive_ptr<c10::TensorImpl>(
+                             c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(
+                                 tensor)),
+                         base->born, like});
   });
 }
 
@@ -91,52 +175,20 @@ std::unique_ptr<at::ObserverContext> operator_starts(const at::RecordFunction &f
   if (!all.empty()) {
     sites::note_forward(function.seqNr(), thread.site);
   }
-  return nullptr;
+  return operation->makes_views && has_graphs.load(std::memory_order_relaxed)
+             ? outputs_among(inputs)
+             : nullptr;
 }
 
-// Views of a graph's outputs show what the last replay left there, until the next one.
-void note_views(const at::RecordFunction &function)
+void operator_ends(const at::RecordFunction &function, at::ObserverContext *given)
 {
-  const Operation *operation = find_operation(function);
-  if (operation == nullptr || !operation->makes_views) {
-    return;
-  }
-  const auto note = [](const c10::IValue &output) {
-    each_access(output, [](const Access &access) {
-      with_engine([&](Auditor &a, audit *engine) {
-        const uint64_t born =
-            functions->generation(engine, reinterpret_cast<uintptr_t>(access.data));
-        if (born == 0) {
-          return;
-        }
-        if (a.views.size() > 4096) {
-          for (auto view = a.views.begin(); view != a.views.end();) {
-            view = view->second.tensor.expired() ? a.views.erase(view) : std::next(view);
-          }
-        }
-        auto *tensor = const_cast<c10::TensorImpl *>(&access.tensor);
-        const auto found = a.views.find(tensor);
-        if (found != a.views.end() && !found->second.tensor.expired()) {
-          return; // changed in place, or returned as it was
-        }
-        a.views.erase(tensor);
-        a.views.emplace(tensor,
-                        View{c10::weak_intrusive_ptr<c10::TensorImpl>(
-                                 c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(
-                                     tensor)),
-                             born});
+  if (C10_UNLIKELY(given != nullptr)) {
+    const Operation *operation = thread.innermost();
+    for (const c10::IValue &output : function.outputs()) {
+      each_access(output, [&](const Access &access) {
+        note_view(*operation, *static_cast<const Outputs *>(given), access);
       });
-    });
-  };
-  for (const c10::IValue &output : function.outputs()) {
-    note(output);
-  }
-}
-
-void operator_ends(const at::RecordFunction &function, at::ObserverContext * /*none*/)
-{
-  if (has_graphs.load(std::memory_order_relaxed) && running.load(std::memory_order_relaxed)) {
-    note_views(function);
+    }
   }
   thread.site_is_known = thread.site_is_known && thread.keeps_site();
   if (!thread.running.empty()) {
@@ -232,7 +284,10 @@ void tell_accesses(AllSeen &all, uint32_t operation)
     for (Seen &seen : all) {
       const audit_access &access = seen.access;
       seen.access.place = {site, operation, a.shapes.number_of(shape_of(*seen.tensor))};
-      seen.access.born = born_of(a, seen.tensor);
+      if (const View *view = view_of(a, seen.tensor)) {
+        seen.access.born = view->born;
+        seen.access.like = view->like;
+      }
       functions->accessed(engine, &access);
       report_use_after_free(engine, access);
       // Autograd hands gradients from stream to stream, and calls the allocator's recordStream() by

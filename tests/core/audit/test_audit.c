@@ -374,6 +374,132 @@ TEST(an_event_that_is_recorded_again_is_another_one)
   end();
 }
 
+/* ---- causes ------------------------------------------------------------------- */
+
+static void check_cause(size_t finding, size_t cause, int stands_alone)
+{
+  const audit_finding *f = audit_finding_at(a, finding);
+  CHECK_EQ(f->cause, cause);
+  CHECK_EQ(f->stands_alone, stands_alone);
+}
+
+/* MAIN writes x and y, SIDE reads both: a wait before the first read helps both. */
+static void begin_two_reads(void)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  allocate(Y, MAIN, 1);
+  write_by(X, MAIN, 2);
+  write_by(Y, MAIN, 3);
+  read_by(X, SIDE, 4);
+}
+
+TEST(what_a_missing_wait_would_have_ordered_has_that_cause)
+{
+  begin_two_reads();
+  read_by(Y, SIDE, 5);
+  wait_for(THIRD, SIDE); /* so THIRD would come after MAIN */
+  read_by(X, THIRD, 6);
+  CHECK_EQ(audit_finding_count(a), 3);
+  check_cause(0, 0, 1);
+  check_cause(1, 0, 0);
+  check_cause(2, 0, 0);
+  end();
+}
+
+TEST(what_is_enqueued_after_a_missing_wait_has_another_cause)
+{
+  begin_two_reads();
+  write_by(Y, MAIN, 6);
+  read_by(Y, SIDE, 5);
+  read_by(X, THIRD, 7); /* another stream */
+  CHECK_EQ(audit_finding_count(a), 3);
+  for (size_t i = 0; i < 3; i++)
+    check_cause(i, i, 1);
+  end();
+}
+
+TEST(a_missing_wait_says_nothing_of_what_a_stream_did_before_it)
+{
+  begin();
+  allocate(X, MAIN, 1);
+  write_by(X, MAIN, 2);
+  audit_record(a, 5, on(SIDE));
+  read_by(X, SIDE, 4);
+  audit_wait(a, on(THIRD), 5);
+  read_by(X, THIRD, 6);
+  CHECK_EQ(audit_finding_count(a), 2);
+  check_cause(1, 1, 1);
+  end();
+}
+
+TEST(a_finding_that_comes_without_its_cause_stands_alone)
+{
+  begin_two_reads();
+  read_by(Y, SIDE, 5);
+  check_cause(1, 0, 0);
+  wait_for(MAIN, SIDE);
+  write_by(Y, MAIN, 3);
+  read_by(Y, SIDE, 5);
+  CHECK_EQ(audit_finding_count(a), 2);
+  check_cause(1, 0, 1);
+  /* In a loop each turn lacks the wait again. */
+  wait_for(MAIN, SIDE);
+  write_by(X, MAIN, 2);
+  write_by(Y, MAIN, 7);
+  read_by(X, SIDE, 4);
+  read_by(Y, SIDE, 5);
+  CHECK_EQ(audit_finding_count(a), 3);
+  check_cause(2, 0, 0);
+  end();
+}
+
+TEST(of_several_uses_the_one_without_a_known_cause_is_named)
+{
+  begin_two_reads();
+  wait_for(THIRD, MAIN);
+  read_by(Y, THIRD, 6);
+  write_by(Y, SIDE, 7); /* after a write of MAIN, which the first cause explains, and THIRD's read */
+  CHECK_EQ(audit_finding_count(a), 2);
+  CHECK_EQ(audit_finding_at(a, 1)->earlier.place.site, 6);
+  check_cause(1, 1, 1);
+  end();
+}
+
+TEST(frees_and_early_writes_may_lack_the_same_wait)
+{
+  begin_read();
+  allocate(Y, MAIN, 1);
+  wait_for(SIDE, MAIN);
+  read_by(Y, SIDE, 2);
+  audit_freed(a, X, 3);
+  allocate(X, MAIN, 4);
+  write_by(X, MAIN, 5);
+  write_by(Y, MAIN, 6);
+  CHECK_EQ(audit_finding_count(a), 2);
+  CHECK_EQ(audit_finding_at(a, 0)->kind, AUDIT_FREED_IN_USE);
+  CHECK_EQ(audit_finding_at(a, 1)->kind, AUDIT_WRITE_EARLY);
+  check_cause(1, 0, 0);
+  end();
+}
+
+TEST(a_cause_in_a_capture_explains_nothing_in_the_next_one)
+{
+  begin();
+  for (int i = 0; i < 2; i++) {
+    audit_capture_began(a, on(MAIN));
+    wait_for(SIDE, MAIN);
+    allocate(X, MAIN, 1);
+    write_by(X, MAIN, 2);
+    read_by(X, SIDE, 3 + (uint32_t)i);
+    audit_capture_ended(a, on(MAIN), 0);
+    audit_freed(a, X, 9);
+  }
+  CHECK_EQ(audit_finding_count(a), 2);
+  check_cause(1, 1, 1);
+  end();
+}
+
 /* ---- graphs -------------------------------------------------------------------- */
 
 /* A graph that reads x and allocates y, captured on SIDE. */
@@ -393,13 +519,16 @@ static void replay(int stream, uint32_t site)
   audit_replayed(a, 77, on(stream), (audit_place){site, 0, 0});
 }
 
-static void read_output(int stream, uint32_t site, uint64_t born)
+enum { WHOLE = 1, HALF = 2 };
+
+static void read_view(uint32_t site, uint64_t born, uint64_t like)
 {
   const audit_access access = {.address = Y,
                                .bytes = {Y, SIZE, 0, 0},
-                               .stream = on(stream),
+                               .stream = on(MAIN),
                                .place = {site, 0, 0},
-                               .born = born};
+                               .born = born,
+                               .like = like};
   audit_accessed(a, &access);
 }
 
@@ -432,21 +561,58 @@ TEST(a_replay_reads_its_inputs_and_writes_its_outputs)
   end();
 }
 
-TEST(a_view_of_an_output_lasts_until_the_next_replay)
+TEST(a_view_of_an_output_lasts_until_one_like_it_is_handed_out_for_a_later_replay)
 {
   capture();
   CHECK_EQ(audit_generation(a, Y), 0);
+  audit_handed_out(a, Y, WHOLE); /* before the first replay: it shows the newest */
   replay(MAIN, 5);
-  const uint64_t born = audit_generation(a, Y);
-  CHECK_EQ(born, 1);
-  read_output(MAIN, 6, born);
+  CHECK_EQ(audit_generation(a, Y), 1);
+  audit_handed_out(a, Y, WHOLE);
+  read_view(6, 1, WHOLE);
   replay(MAIN, 7);
-  read_output(MAIN, 8, 0); /* a tensor that always shows the newest */
+  audit_handed_out(a, Y, WHOLE);
+  read_view(8, 2, WHOLE);
+  read_view(8, 0, 0); /* a tensor that always shows the newest */
   CHECK_EQ(audit_finding_count(a), 0);
-  read_output(MAIN, 9, born);
+  read_view(9, 1, WHOLE);
   const audit_finding *f = only(AUDIT_STALE_OUTPUT);
   CHECK_EQ(f->earlier.place.site, 7);
   CHECK_EQ(f->later.place.site, 9);
+  end();
+}
+
+/* A module makes its outputs once, and hands the same ones out after each replay. */
+TEST(a_view_that_is_made_once_shows_the_newest_output)
+{
+  capture();
+  replay(MAIN, 5);
+  audit_handed_out(a, Y, WHOLE);
+  for (int i = 0; i < 3; i++) {
+    read_view(6, 1, WHOLE);
+    replay(MAIN, 5);
+    audit_handed_out(a, Y, HALF); /* another one */
+  }
+  check_silent();
+  end();
+}
+
+TEST(a_view_of_another_graphs_output_at_the_same_address_is_not_stale)
+{
+  capture();
+  for (int i = 0; i < 3; i++)
+    replay(MAIN, 5);
+  audit_handed_out(a, Y, WHOLE);
+  audit_graph_destroyed(a, 77);
+  audit_freed(a, Y, 6);
+  audit_capture_began(a, on(SIDE));
+  allocate(Y, SIDE, 3);
+  audit_capture_ended(a, on(SIDE), 77);
+  replay(MAIN, 5);
+  audit_handed_out(a, Y, WHOLE);
+  replay(MAIN, 5);
+  read_view(7, 1, WHOLE);
+  check_silent();
   end();
 }
 

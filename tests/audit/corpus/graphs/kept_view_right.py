@@ -23,5 +23,6 @@ graph, out = captured(lambda: x * 2)
 graph.replay()
 first = out.view(2, -1).clone()
 graph.replay()
-y = first + 1
+second = out.view(2, -1)
+y = first + second
 torch.cuda.synchronize()

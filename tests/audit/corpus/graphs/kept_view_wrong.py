@@ -1,4 +1,4 @@
-"""A view of a graph's output is kept and read after the next replay."""
+"""A view of a graph's output is kept, and read when the next replay's was made."""
 
 import torch
 
@@ -23,5 +23,6 @@ graph, out = captured(lambda: x * 2)
 graph.replay()
 first = out.view(2, -1)
 graph.replay()
-y = first + 1  # BUG: stale-output
+second = out.view(2, -1)
+y = first + second  # BUG: stale-output
 torch.cuda.synchronize()
