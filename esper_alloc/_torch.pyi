@@ -33,9 +33,7 @@ def touch(tensors: Any, stream: torch.Stream | None, /) -> None: ...
 def audit_start(
     folders: list[str],
     notify: Callable[[], object] | None,
-    poison: bool,
     fence: bool,
-    search: int,
     /,
 ) -> None: ...
 def audit_stop() -> None: ...

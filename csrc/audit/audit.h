@@ -47,8 +47,7 @@ typedef enum audit_kind {
   AUDIT_READ_EARLY,      /* a read that is not ordered after a write */
   AUDIT_WRITE_EARLY,     /* a write that is not ordered after a read or a write */
   AUDIT_STALE_OUTPUT,    /* a view of a graph's output, read when a later one like it was made */
-  AUDIT_LATE_WRITE,      /* memory that was written after it was freed: see audit_report() */
-  AUDIT_USED_AFTER_FREE, /* memory that is accessed after it was freed: the same */
+  AUDIT_USED_AFTER_FREE, /* memory that is accessed after it was freed: see audit_report() */
   AUDIT_KINDS
 } audit_kind;
 

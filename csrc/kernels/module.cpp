@@ -9,7 +9,6 @@
 
 #include "device.h"
 #include "methods.h"
-#include "poison.h"
 
 #define ESPER_TEXT_(x) #x
 #define ESPER_TEXT(x) ESPER_TEXT_(x)
@@ -39,15 +38,8 @@ PyObject *runs_on(PyObject * /*module*/, PyObject *index)
   END_HANDLE_TH_ERRORS
 }
 
-PyObject *poison_search(PyObject * /*module*/, PyObject * /*none*/)
-{
-  return PyLong_FromVoidPtr(reinterpret_cast<void *>(esper_poison_search));
-}
-
 PyMethodDef methods[] = {{"built_for", built_for, METH_NOARGS,
                           "The torch version, major.minor, that this module was built for."},
-                         {"poison_search", poison_search, METH_NOARGS,
-                          "The address of esper_poison_search(), for the auditor."},
                          {"runs_on", runs_on, METH_O,
                           "Whether a CUDA device, by its index, can run what was compiled here."},
                          {nullptr, nullptr, 0, nullptr}};

@@ -80,7 +80,7 @@ PyMethodDef methods[] = {
     {"touch", method(&esper::touch), METH_FASTCALL,
      "touch(tensors, stream): mark uses that last until the free."},
     {"audit_start", method(&esper::audit_start), METH_FASTCALL,
-     "audit_start(folders, notify, poison, fence, search): begin an audit."},
+     "audit_start(folders, notify, fence): begin an audit."},
     {"audit_stop", esper::audit_stop, METH_NOARGS, "audit_stop(): end the audit."},
     {"audit_findings", esper::audit_findings, METH_NOARGS, "The findings, as dicts."},
     {"audit_state", esper::audit_state, METH_NOARGS,

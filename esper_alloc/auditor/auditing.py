@@ -7,8 +7,7 @@ import warnings
 from types import TracebackType
 from typing import Any, Literal
 
-from ..installation.pytorch import import_part, load_shim, untyped
-from ..torch_allocator.choices import segments_wanted
+from ..installation.pytorch import load_shim, untyped
 from ..torch_allocator.enabling import why_off
 from . import observation
 from .causes import by_cause
@@ -123,28 +122,6 @@ def _needs_ours(asked: str) -> RuntimeError:
     return RuntimeError(f"{asked} works on esper_alloc's memory only{remedy}.")
 
 
-def _check_poison(compiled: Any) -> None:
-    if not compiled.is_current():
-        raise _needs_ours("poison=True")
-    if segments_wanted()[0] != "classic":
-        raise RuntimeError(
-            "poison=True needs classic segments, whose memory stays at its addresses: call "
-            'esper_alloc.enable(segments="classic"), or set ESPER_ALLOC_SEGMENTS=classic, and '
-            "leave out PyTorch's option expandable_segments:True."
-        )
-
-
-def _search_kernel() -> int:
-    """The address of what finds on the GPU where poisoned memory was overwritten; 0: nothing was
-    built for that, and the host reads all memory."""
-    import torch
-
-    try:
-        return int(import_part("_kernels", torch.__version__).poison_search())
-    except ImportError:
-        return 0
-
-
 def _check_fence(compiled: Any) -> None:
     if not compiled.is_current():
         raise _needs_ours("fence=True")
@@ -176,18 +153,14 @@ class audit:
         mode: ``"collect"`` only collects findings in the report. ``"warn"`` also gives an
             :class:`AuditWarning` for each when it is first seen, ``"raise"`` raises an
             :class:`AuditError`, both in the main thread soon after that line, or at the end.
-        poison: freed memory is filled with 0xff, which is NaN, as soon as it may be reused, and
-            checked when it is handed out again, so that writes after the free are found. Only
-            with esper_alloc as the allocator and classic segments. The host waits at each
-            allocation.
         fence: memory that is allocated from now on gets pages of its own, which are unmapped
             after the free, so that a later access faults. CUDA then raises an error, and the
             audit an :class:`AuditError` from it, which names the memory. Only with esper_alloc
             as the allocator. Each allocation takes whole pages of 2 MiB.
 
     Raises:
-        ValueError: there is no such mode; or both `poison` and `fence`.
-        RuntimeError: an audit is running already; or memory can get no poison, or no fence.
+        ValueError: there is no such mode.
+        RuntimeError: an audit is running already; or memory can get no fence.
         AuditError: at the end, if an access faulted, with each mode.
         UnavailableError: esper_alloc's PyTorch part does not work with this torch.
 
@@ -202,39 +175,27 @@ class audit:
         self,
         *,
         mode: Literal["raise", "warn", "collect"] = "collect",
-        poison: bool = False,
         fence: bool = False,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: there are {', '.join(map(repr, MODES))}")
         self._mode = mode
-        if poison and fence:
-            raise ValueError(
-                "poison=True and fence=True exclude each other: poison is looked at when memory is "
-                "handed out again, and memory with a fence never is. Leave one of them out."
-            )
-        self._poison = bool(poison)
         self._fence = bool(fence)
         self._told = 0
         self._report: Report | None = None
 
     def __enter__(self) -> Report:
         compiled = load_shim()
-        if self._poison:
-            _check_poison(compiled)
         if self._fence:
             _check_fence(compiled)
         observation.install(compiled)
         collects = self._mode == "collect"
         notify = None if collects else self._notified
-        search = _search_kernel() if self._poison else 0
         before = self._report, self._told
         report = self._report = Report(compiled)  # before anything can be found
         self._told = 0
         try:
-            compiled.audit_start(
-                observation.foreign_folders(), notify, self._poison, self._fence, search
-            )
+            compiled.audit_start(observation.foreign_folders(), notify, self._fence)
             try:
                 observation.tell_what_is_live(compiled)
             except BaseException:

@@ -81,7 +81,6 @@ TITLES = {
     "read-early": "read before it is written",
     "write-early": "written while it may still be in use",
     "stale-output": "output of a CUDA graph, read after a later replay's was handed out",
-    "late-write": "written after it was freed",
     "used-after-free": "used after it was freed",
 }
 
@@ -106,7 +105,7 @@ class Finding:
         freed, marked: where, or None.
         also: what else the same missing thing explains, each with its own count.
 
-    Of the kinds ``"late-write"`` and ``"used-after-free"``, `earlier` says nothing.
+    Of the kind ``"used-after-free"``, `earlier` says nothing.
     """
 
     kind: str
@@ -124,7 +123,7 @@ class Finding:
     @property
     def place(self) -> Place:
         """The place to look at first: where memory is freed, marked or used too early."""
-        if self.kind in ("freed-in-use", "late-write"):
+        if self.kind == "freed-in-use":
             chosen = self.freed
         elif self.kind == "marked-early":
             chosen = self.marked
@@ -151,8 +150,6 @@ class Finding:
     def _certainty(self) -> str:
         if self.kind == "used-after-free":
             return "certain: the operator was called after the free"
-        if self.kind == "late-write":
-            return f"certain: the byte at {self.address:#x} is no poison any more"
         if self.kind == "stale-output":
             return "certain: a view like it was handed out for a later replay"
         if self.kind == "write-early" and self.earlier.is_allocation:
@@ -173,8 +170,6 @@ class Finding:
             return f"{mark}, s being {used.stream}; or {home} waits for it before {before}"
         if self.kind == "used-after-free":
             return f"a reference to the tensor until after {self.place}"
-        if self.kind == "late-write":
-            return f"whoever writes it must do so before {self.place}, or it must be marked"
         if self.kind == "stale-output":
             return f"a copy (clone) of the view before the replay at {used.place}"
         assert self.later is not None
@@ -219,14 +214,12 @@ class Finding:
         lines = [f"{TITLES[self.kind]}{times}: {self.place}", f"missing: {self.missing}"]
         home = f" on {self.home}" if self.home else ""
         lines.append(f"{what or 'memory'}, allocated at {self.allocated}{home}")
-        if not self.earlier.is_allocation and self.kind not in ("late-write", "used-after-free"):
+        if not self.earlier.is_allocation and self.kind != "used-after-free":
             lines.append(str(self.earlier))
         for said, place in (("marked", self.marked), ("freed", self.freed)):
             if place is not None:
                 lines.append(f"{said} at {place}")
-        if self.kind == "late-write" and self.later is not None:
-            lines.append(f"found when it was handed out again, at {self.later.place}")
-        elif self.later is not None:
+        if self.later is not None:
             is_next = self.kind in FREES
             following = "memory of that stream is next " if is_next else ""
             lines.append(f"{following}{self.later}")
@@ -301,7 +294,7 @@ def json_of(
 
 
 def _is_about_free(found: Mapping[str, Any]) -> bool:
-    return found["kind"] in ("freed-in-use", "marked-early", "late-write", "used-after-free")
+    return found["kind"] in ("freed-in-use", "marked-early", "used-after-free")
 
 
 def parse_place(said: tuple[bool, Sequence[tuple[str, int, str]]]) -> Place:

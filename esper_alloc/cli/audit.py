@@ -42,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "program did not use CUDA, so that nothing was audited. 2: wrong usage.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="%(prog)s [--mode MODE] [--poison | --fence] [--json] [--output FILE] "
+        usage="%(prog)s [--mode MODE] [--fence] [--json] [--output FILE] "
         "(SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
@@ -52,14 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="say everything at the end (collect, the default), warn as soon as something is "
         "found, or raise an exception in the program (raise)",
     )
-    ends = parser.add_mutually_exclusive_group()
-    ends.add_argument(
-        "--poison",
-        action="store_true",
-        help="also fill freed memory with NaN, and check it when it is handed out again; enables "
-        "esper_alloc with classic segments",
-    )
-    ends.add_argument(
+    parser.add_argument(
         "--fence",
         action="store_true",
         help="also unmap memory after its free, so that a later access faults and is named; "
@@ -183,11 +176,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"esper_alloc audit: --output: {error}", file=sys.stderr)
             return 2
     try:
-        if args.poison:
-            enable(segments="classic")
-        elif args.fence:
+        if args.fence:
             enable()
-        auditing = audit(mode=args.mode, poison=args.poison, fence=args.fence)
+        auditing = audit(mode=args.mode, fence=args.fence)
         report = auditing.__enter__()
     except (RuntimeError, ValueError) as error:
         print(f"esper_alloc audit: {error}", file=sys.stderr)

@@ -323,7 +323,6 @@ say(kept=kept, gone=gone, most=len(_torch.audit_freed(1 << 20, False)))
     "env, arguments, said",
     [
         ({"ESPER_SIMULATED_ALLOCATOR": "native"}, "fence=True", "on esper_alloc's memory only"),
-        ({}, "fence=True, poison=True", "exclude each other"),
         ({"SIM_MAPS_PAGES": ""}, "fence=True", "cannot map pages"),
     ],
 )

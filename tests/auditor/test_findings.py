@@ -60,7 +60,6 @@ def test_a_free_names_all_that_belongs_to_it() -> None:
         ("read-early", 9),
         ("write-early", 9),
         ("stale-output", 9),
-        ("late-write", 3),
         ("used-after-free", 9),
     ],
 )
@@ -84,7 +83,7 @@ def test_a_use_after_the_free_names_the_use_and_the_free() -> None:
 def test_every_kind_has_a_title() -> None:
     assert set(TITLES) == {
         "freed-in-use", "marked-early", "read-early", "write-early", "stale-output",
-        "late-write", "used-after-free",
+        "used-after-free",
     }  # fmt: skip
 
 

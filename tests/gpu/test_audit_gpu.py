@@ -42,16 +42,3 @@ def test_a_bug_is_found_where_it_is(name: str, allocator: str) -> None:
 def test_its_memory_is_bounded() -> None:
     found = run_program("audit", OURS, "bound")
     assert found["late"] <= 1.1 * found["early"], found
-
-
-def test_poison_shows_late_reads_and_finds_late_writes(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_program("audit", OURS, "poison", env={"ESPER_ALLOC_SEGMENTS": "classic"})
-    answers = found["answers"]
-    assert "late-write" in answers["write unmarked"][0]
-    assert answers["write marked"][0] == []
-    assert answers["read unmarked"] == [["freed-in-use"], True]
-    assert answers["read marked"] == [[], False]
-    assert answers["training False"][0] == answers["training True"][0] == []
-    assert found["losses"][0] == found["losses"][1]
-    with capsys.disabled():
-        print(f"\neager step: {found['seconds'][0]} s, with poison {found['seconds'][1]} s")

@@ -164,7 +164,7 @@ def helpers() -> None:
 
 
 def audits() -> None:
-    with esper_alloc.audit(mode="warn", poison=False) as report:
+    with esper_alloc.audit(mode="warn", fence=False) as report:
         assert_type(report.complete, bool)
     for finding in report.findings:
         assert_type(finding.place.frames[0].line, int)

@@ -11,7 +11,6 @@
 #include "../base/gil.h"
 #include "../base/stream.h"
 #include "../debugging/fence.h"
-#include "../debugging/poison.h"
 #include "../ipc/sharing.h"
 #include "../memory/checkpoints.h"
 #include "../memory/deleter.h"
@@ -63,7 +62,6 @@ inline void *allocate_on(esper_stream stream, size_t size)
   }
   tell_of_allocation(ptr);
   if (is_watched()) {
-    poison::after_malloc(ptr, static_cast<cudaStream_t>(stream.handle), stream.device);
     fence::after_malloc(ptr);
   }
   return ptr;
@@ -155,7 +153,6 @@ void Allocator::raw_delete(void *ptr)
   expect_free();
   tell_of_free(ptr);
   if (is_watched()) {
-    poison::before_free(ptr);
     fence::before_free(ptr);
   }
   const CallContext call(RecordContext::ALL);

@@ -50,9 +50,8 @@ struct Found {
 PyObject *describe_finding(const Found &found)
 {
   const audit_finding &f = found.finding;
-  static const char *const kinds[] = {"freed-in-use",   "marked-early", "read-early",
-                                      "write-early",    "stale-output", "late-write",
-                                      "used-after-free"};
+  static const char *const kinds[] = {"freed-in-use", "marked-early", "read-early",
+                                      "write-early",  "stale-output", "used-after-free"};
   static_assert(std::size(kinds) == AUDIT_KINDS);
   Reference dict(PyDict_New());
   const bool fine =

@@ -5,7 +5,6 @@
 
 #include "../automatic/automatic.h"
 #include "../debugging/fence.h"
-#include "../debugging/poison.h"
 #include "../debugging/sites.h"
 #include "footprints.h"
 
@@ -269,11 +268,6 @@ void tell_accesses(AllSeen &all, uint32_t operation)
 {
   if (all.empty()) {
     return;
-  }
-  if (C10_UNLIKELY(poison::is_on()) && are_uses_noted()) {
-    for (const Seen &seen : all) {
-      poison::marked(reinterpret_cast<const void *>(seen.access.address), seen.stream);
-    }
   }
   const uint32_t site = site_now();
   if (thread.pytorchs_own > 0) {

@@ -5,7 +5,6 @@
 
 #include "../automatic/automatic.h"
 #include "../debugging/fence.h"
-#include "../debugging/poison.h"
 #include "../uses/mark_watch.h"
 #include "audit_operators.h"
 #include "gpu_trace.h"
@@ -89,7 +88,6 @@ const GpuTraceListener listener = {
 
 const MarkWatcher watcher = {
     [](const void *ptr, CUDAStream stream, bool until_free) {
-      poison::marked(ptr, stream);
       const uint32_t site = site_now();
       tell_order([&](audit *engine) {
         functions->marked(engine, reinterpret_cast<uintptr_t>(ptr), name_of(stream),
@@ -97,7 +95,6 @@ const MarkWatcher watcher = {
       });
     },
     [](const void *ptr, const RecordedEvent &event) {
-      poison::marked_for_unknown(ptr);
       const uint32_t site = site_now();
       tell_order([&](audit *engine) {
         functions->marked_by_event(engine, reinterpret_cast<uintptr_t>(ptr),
@@ -105,7 +102,6 @@ const MarkWatcher watcher = {
       });
     },
     [](const void *ptr) {
-      poison::marked_for_unknown(ptr);
       tell_order([&](audit *engine) { functions->held(engine, reinterpret_cast<uintptr_t>(ptr)); });
     }};
 

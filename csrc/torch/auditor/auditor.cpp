@@ -8,7 +8,6 @@
 #include "../base/core_api.h"
 #include "../base/python_objects.h"
 #include "../debugging/fence.h"
-#include "../debugging/poison.h"
 #include "../debugging/sites.h"
 #include "audit_engine.h"
 #include "audit_findings.h"
@@ -22,24 +21,6 @@ namespace
 {
 
 using namespace auditing;
-
-void late_write(const poison::LateWrite &late)
-{
-  audit_finding f{};
-  f.kind = AUDIT_LATE_WRITE;
-  f.count = 1;
-  f.address = late.address;
-  f.size = late.size;
-  f.allocated = late.allocated;
-  f.home_is_known = 1;
-  f.home = {late.device, reinterpret_cast<uint64_t>(late.home)};
-  f.earlier.stream = f.home;
-  f.earlier.writes = 1;
-  f.later = {{late.handed_out, 0, 0}, f.home, 0, 1};
-  f.has_later = 1;
-  f.freed = late.freed;
-  tell_order([&](audit *engine) { functions->report(engine, &f); });
-}
 
 uint64_t number_of(PyObject *object)
 {
@@ -61,7 +42,6 @@ void fork_begins()
 void child_begins()
 {
   end_in_child();
-  set_watcher(Watcher::POISON, false);
   set_watcher(Watcher::FENCE, false);
 }
 
@@ -75,8 +55,8 @@ void set_audit_capi(const esper_audit_capi *table)
 PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t count)
 {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 5 && PyList_Check(args[0]) && PyLong_Check(args[4]),
-                   "audit_start() takes a list, a function, two flags and an address");
+  TORCH_CHECK_TYPE(count == 3 && PyList_Check(args[0]),
+                   "audit_start() takes a list, a function and a flag");
   TORCH_CHECK(!running.load(), "an audit is running in this process already: end it first");
   std::vector<std::string> folders;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
@@ -102,16 +82,13 @@ PyObject *audit_start(PyObject * /*module*/, PyObject *const *args, Py_ssize_t c
     a.views.clear();
     a.gradients.clear();
   }
-  if (args[3] == Py_True) {
+  if (args[2] == Py_True) {
     fence::turn_on();
   }
   set_notify(args[1] == Py_None ? nullptr : args[1]);
   running.store(true, std::memory_order_release);
   observe_operators();
   watch_order();
-  if (args[2] == Py_True) {
-    poison::turn_on(late_write, reinterpret_cast<poison::Search>(PyLong_AsVoidPtr(args[4])));
-  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -122,7 +99,6 @@ PyObject *audit_stop(PyObject * /*module*/, PyObject * /*none*/)
   if (!running.load()) {
     Py_RETURN_NONE;
   }
-  poison::turn_on(nullptr, nullptr);
   fence::turn_off();
   stop_watching_order();
   stop_observing();

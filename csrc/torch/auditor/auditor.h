@@ -19,11 +19,10 @@ void set_audit_capi(const esper_audit_capi *table);
 
 // Python functions.
 //
-// audit_start(folders, notify, poison, fence, search): begins an audit. Files in `folders` are not
-// the user's. `search` is the address of a poison::Search, or 0. `notify` is called without
-// arguments in the main thread, soon after something new was found, and may raise; None: nobody is
-// told. `poison`, `fence`: see poison.h and fence.h. RuntimeError: an audit is running, or a device
-// cannot have fences.
+// audit_start(folders, notify, fence): begins an audit. Files in `folders` are not the user's.
+// `notify` is called without arguments in the main thread, soon after something new was found, and
+// may raise; None: nobody is told. `fence`: see fence.h. RuntimeError: an audit is running, or a
+// device cannot have fences.
 PyObject *audit_start(PyObject *module, PyObject *const *args, Py_ssize_t count);
 // audit_stop(): judges what is left, and ends the audit. audit_findings() still works.
 PyObject *audit_stop(PyObject *module, PyObject *none);

@@ -12,8 +12,7 @@ namespace esper
 enum class Watcher : unsigned {
   STREAMS = 1, // automatic.h: until there is a stream besides the default ones
   FRAMES = 2,  // history.h: frames of the program are recorded
-  POISON = 4,  // poison.h
-  FENCE = 8,   // fence.h
+  FENCE = 4,   // fence.h
 };
 
 namespace detail

@@ -3,7 +3,6 @@
 #include "../automatic/automatic.h"
 #include "../base/core_api.h"
 #include "../debugging/fence.h"
-#include "../debugging/poison.h"
 #include "../reporting/history.h"
 #include "../reporting/profiler.h"
 
@@ -33,7 +32,6 @@ void delete_memory(void *ptr)
   }
   if (is_watched()) {
     try {
-      poison::before_free(ptr);
       fence::before_free(ptr);
     } catch (const std::exception &) {
       // The next allocation reports what CUDA has.

@@ -669,10 +669,10 @@ TEST(a_capture_that_is_discarded_leaves_nothing)
 TEST(what_others_find_counts_too)
 {
   begin();
-  const audit_finding late = {.kind = AUDIT_LATE_WRITE, .count = 1, .address = X, .freed = 3};
+  const audit_finding late = {.kind = AUDIT_USED_AFTER_FREE, .count = 1, .address = X, .freed = 3};
   audit_report(a, &late);
   audit_report(a, &late);
-  CHECK_EQ(only(AUDIT_LATE_WRITE)->count, 2);
+  CHECK_EQ(only(AUDIT_USED_AFTER_FREE)->count, 2);
   end();
 }
 

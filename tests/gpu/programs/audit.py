@@ -1,20 +1,17 @@
-"""Programs under the auditor: what it finds in correct ones (nothing), what it keeps, and what poison
-finds.
+"""Programs under the auditor: what it finds in correct ones (nothing), and what it keeps.
 
 audit.py ALLOCATOR clean PROGRAM
-audit.py ALLOCATOR bound|poison
+audit.py ALLOCATOR bound
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from device import held_up, hold_up, report, use_allocator
+from device import report, use_allocator
 from torch import nn
 from torch.nn import functional
 
@@ -247,72 +244,9 @@ def bound() -> None:
     report(**memory_kept(1_000_000, 50_000))
 
 
-def poison() -> None:
-    """A side stream writes, or reads, a tensor late: unmarked, and marked. With and without poison
-    a training step gives the same loss."""
-    import esper_alloc
-
-    side = torch.cuda.Stream()
-    main = torch.cuda.current_stream()
-    driver = ctypes.CDLL("libcuda.so.1")
-    stream = ctypes.c_void_p(side.cuda_stream)
-
-    def late(act: Callable[[torch.Tensor], object], marks: bool) -> tuple[list[str], object]:
-        word = torch.zeros(1, dtype=torch.int32).pin_memory()
-        with torch.cuda.stream(side):  # loading a kernel later would wait for the stream
-            act(torch.ones(1 << 20, device="cuda"))
-        with esper_alloc.audit(poison=True):  # so might that of the first poison
-            torch.ones(1 << 20, device="cuda")
-        with held_up(side):
-            pass
-        torch.cuda.synchronize()
-        with esper_alloc.audit(poison=True) as found:
-            x = torch.ones(1 << 20, device="cuda")
-            side.wait_stream(main)
-            with torch.cuda.stream(side):
-                hold_up(side, word)
-                result = act(x)
-            if marks:
-                x.record_stream(side)
-            del x
-            main.synchronize()
-            word[0] = 1
-            assert driver.cuStreamSynchronize(stream) == 0  # nobody is told
-            y = torch.empty(1 << 20, device="cuda")
-        torch.cuda.synchronize()
-        del y
-        kinds = [one.kind for one in found.findings]
-        return kinds, bool(result.isnan().all()) if isinstance(result, torch.Tensor) else None
-
-    def write(x: torch.Tensor) -> object:
-        return x.fill_(2.0) is None
-
-    def read(x: torch.Tensor) -> object:
-        return x * 1.0
-
-    answers = {
-        f"{act.__name__} {'marked' if marks else 'unmarked'}": late(act, marks)
-        for act in (write, read)
-        for marks in (False, True)
-    }
-    losses, seconds = [], []
-    for poisons in (False, True):
-        torch.manual_seed(0)
-        model = Gpt(layers=4).cuda()
-        step = training(model, model.parameters(), resident())
-        step()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        with esper_alloc.audit(poison=poisons) as found:
-            losses.append([float(step()) for _ in range(4)])  # type: ignore[arg-type]
-        seconds.append((time.perf_counter() - begin) / 4)
-        answers[f"training {poisons}"] = ([one.kind for one in found.findings], None)
-    report(answers=answers, losses=losses, seconds=seconds)
-
-
 if __name__ == "__main__":
     use_allocator(sys.argv[1])
     if sys.argv[2] == "clean":
         clean(sys.argv[3])
     else:
-        {"bound": bound, "poison": poison}[sys.argv[2]]()
+        bound()
