@@ -106,12 +106,14 @@ def alternate(
     *,
     patience: int,
     another: Callable[[int], bool] = lambda _: True,
+    each: Callable[[Rounds], object] = lambda _: None,
 ) -> Rounds:
     """Lets measure(round, name) measure each name once a round, in turn: A B C, A B C.
 
     A measurement that raises WorkerFailed is told to `failed`, and missing from its round; a
     name that failed `patience` times is not tried again. None is missing as well. Before each
-    round but the first, another(round) says whether there is time for it.
+    round but the first, another(round) says whether there is time for it. `each` is told after
+    every measurement what there is so far.
     """
     measured: Rounds = []
     failures = dict.fromkeys(names, 0)
@@ -130,4 +132,5 @@ def alternate(
             else:
                 if found is not None:
                     measured[-1][name] = found
+                    each(measured)
     return measured

@@ -19,8 +19,8 @@ def measure(allocator: str, protection: str) -> dict[str, Any]:
     code = (
         "import json, sys\n"
         f"sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\n"
-        "import precision\n"
-        f"print(json.dumps(precision.measure({allocator!r}, {protection!r})))\n"
+        "import marks\n"
+        f"print(json.dumps(marks.precision({allocator!r}, {protection!r})))\n"
     )
     printed = run_python(code, env={"CUDA_DEVICE_MAX_CONNECTIONS": "32"})
     return json.loads(printed.strip().splitlines()[-1])
