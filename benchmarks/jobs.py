@@ -1,120 +1,38 @@
-"""Whole jobs: how much memory they take from the device, and how long a step takes.
-
-    jobs.py --job llama_varlen                   # one job, every allocator
-    jobs.py --job ppo --segments mapped          # the same on one kind of segments
-    jobs.py --segments classic --segments mapped # ours on both, beside the same peers
-    jobs.py --job ppo --compare-replay           # is the replay right about this job?
-    jobs.py --job ppo --inside                   # how long is a job inside the allocator?
-    jobs.py --job ppo --twice                    # native beside native, too
-    jobs.py --probe                              # what could be measured here
-
-The jobs stand in workloads.py with their batch sizes and schedules: GPT-2 training,
-variable-length Llama training, decoding with a growing cache, ResNet-50 training,
-PPO; and four whose sizes never repeat, from random_sizes.py: a mixture of experts,
-images of random sizes, serving, packed sequences. Every worker is a fresh process on
-one allocator that goes through the schedule once, and then several times more for the
-step time; the host waits at the end of a pass only. The workers are there at the same
-time and take turns, a pass each, so the GPU must have room for all of them. PyTorch is
-set to be deterministic, cudnn.benchmark is off.
-
-Per job, ours beside PyTorch's own allocator, the same with expandable_segments,
-cudaMallocAsync, and RMM's pool where the package rmm is installed:
-
-  peak reserved     over the whole process, against the least peak *allocated* of
-                    any peer: no allocator can do with less than what is live. Goal:
-                    1.04 of it, or 256 MiB more if that is more. Aim: 1.02, from 1 GiB on
-  step time         against the fastest peer, in all passes but the first. Goal: the mean of
-                    the passes' ratios at most 1.00, its interval's upper end at most 1.02
-  whole job         the mean step time of all passes, the first among them, in which memory
-                    grows, against that of the peer which is fastest in the later ones.
-                    Goal: at most 1.00
-  device memory     in use beyond what is reserved, by cuMemGetInfo and by
-                    nvidia-smi, against native: shows memory that is taken but not counted
-  changes           how often what is reserved changes in a later pass: never, if passes
-                    are alike
-  outputs           losses, or tokens, that differ from native's: none. Decoding and
-                    serving may depend on where tensors lie: where the other peers differ
-                    from native too, nothing is asked of ours
-
---twice lets a second worker of native's take turns with the others: where the host
-sets the pace, the two differ. Goal: ours is no slower than the slower of them.
-
---compare-replay records the history of a job on the GPU under native and under
-ours, replays both on the simulated device, and compares the peak reserved there
-with the peak of ours on the GPU.
-
---inside records two passes of a job under native, and lets malloc_times.py run their
-allocations and frees through each allocator, from an emptied cache on, each call timed.
-Goal: all together at most native's time. Nothing runs on the GPU meanwhile, so only
-what the host does is timed, and that in the same way for all.
-"""
+"""Whole jobs: passes through the schedules of models.py, and what works when memory is short."""
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import os
-import statistics
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from common import (
-    MIB,
-    NATIVE,
-    OURS,
-    RMM,
-    Case,
-    Results,
-    Rounds,
+import torch
+from common import MIB, OURS
+from measuring import (
     device_used_mib,
     driver_version,
-    gpu_missing,
     machine,
     memory_figures,
-    nothing_measurable,
     nvidia_smi_used_mib,
-    parser,
-    peers_here,
-    peers_of,
-    report,
-    rmm_missing,
-    run_worker,
     use_allocator,
 )
-from turns import CORES, measured_beside, take_turns, turns
-from workloads import JOBS, import_job
+from models import JOBS, SMALL, Shape, gpt2, import_job, llama_trainer, varlen_schedule
+from neighbour import Client
+from streams import set_limit, survives
 
-SEGMENTS = ("classic", "mapped")
-DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-AGAIN = f"{NATIVE}, run again"
-LEAST, FASTEST = "least peak allocated of any peer", "fastest peer"
-GOAL, OR_MIB = 1.04, 256.0  # of peak reserved, whichever allows more
-AIM, AIM_FROM_MIB = 1.02, 1024
-#: Passes that --inside records: memory grows in the first, and is there in the second.
-RECORDED = 2
-#: How many jobs are recorded side by side: a GPU of 80 GB has room for these.
-RECORDERS = 3
-#: What the replay needs to be right about, in percent of the peak.
-REPLAY_GOAL = 2.0
-#: Figures of the whole process, and such as the first pass alone has.
-PEAKS = ("peak_allocated_mib", "peak_reserved_mib")
-ONCE = ("machine", "beyond_reserved_mib", "smi_beyond_reserved_mib")
-
-
-# --- the measuring side ------------------------------------------------------
+LIMIT = 20 << 30
+IN_USE = 0.99
+ROOM = 1.10  # of the job's peak, beside a neighbour ...
+ROOM_THEN = 1.05  # ... and half way
+SLACK = 64 << 20  # what the driver itself may want meanwhile
+MOST = 1024  # sequences
 
 
 def prepare(allocator: str, strict: bool = False) -> None:
     """The allocator, and settings under which a job repeats bit for bit; `strict` as
-    in workloads.py."""
-    import torch
-
+    in models.py."""
     use_allocator(allocator)
     warnings.filterwarnings("ignore", message=".*deterministic.*")
     torch.backends.cudnn.benchmark = False
@@ -128,23 +46,20 @@ def prepare(allocator: str, strict: bool = False) -> None:
     torch.manual_seed(0)
 
 
-def measure(allocator: str, name: str, small: bool) -> Iterator[dict[str, Any]]:
+def measure(allocator: str, job: str, small: bool = False) -> Iterator[dict[str, Any]]:
     """One process, of which each turn but the first is a pass through the schedule.
 
     The pass's step_ms and outputs, and the memory_figures() until then. Of the first
     pass also beyond_reserved_mib and smi_beyond_reserved_mib: what this process has
     of the device's memory at its end, less what is reserved then.
     """
-    import torch
-
-    import_job(name)
+    import_job(job)
     driver_version()
     yield {}
     others = nvidia_smi_used_mib()
-    job = JOBS[name]
-    prepare(allocator, job.strict)
-    steps = job.small_steps if small else job.steps
-    step = job.make(small)
+    prepare(allocator, JOBS[job].strict)
+    steps = JOBS[job].small_steps if small else JOBS[job].steps
+    step = JOBS[job].make(small)
     first = True
     while True:
         torch.cuda.synchronize()
@@ -175,8 +90,6 @@ def measure(allocator: str, name: str, small: bool) -> Iterator[dict[str, Any]]:
 
 def segment_kinds() -> set[str]:
     """The kinds of segments that PyTorch's allocator holds now."""
-    import torch
-
     return {
         "mapped" if one.get("is_expandable") else "classic" for one in torch.cuda.memory_snapshot()
     }
@@ -196,19 +109,18 @@ def check_segments(allocator: str) -> None:
         )
 
 
-def record(allocator: str, name: str, small: bool, path: str, passes: int = 1) -> dict[str, Any]:
+def record(
+    allocator: str, job: str, path: str, passes: int = 1, small: bool = False
+) -> dict[str, Any]:
     """So many passes with their history, which goes to `path`.
 
     segments: the kind that was taken, mapped where there were both.
     """
-    import torch
-
-    job = JOBS[name]
-    prepare(allocator, job.strict)
+    prepare(allocator, JOBS[job].strict)
     torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
-    step = job.make(small)
+    step = JOBS[job].make(small)
     for _ in range(passes):
-        for number in range(job.small_steps if small else job.steps):
+        for number in range(JOBS[job].small_steps if small else JOBS[job].steps):
             step(number)
     torch.cuda.synchronize()
     check_segments(allocator)
@@ -216,360 +128,114 @@ def record(allocator: str, name: str, small: bool, path: str, passes: int = 1) -
     return {"machine": machine(), "segments": max(segment_kinds()), **memory_figures()}
 
 
-# --- the conducting side -----------------------------------------------------
-
-
-def environment(segments: str | None) -> dict[str, str]:
-    return {**DETERMINISTIC, **({"ESPER_ALLOC_SEGMENTS": segments} if segments else {})}
-
-
-def ours_on(segments: str | None) -> str:
-    """The name of the case that is ours on a kind of segments."""
-    return f"{OURS}, {segments}" if segments else OURS
-
-
-def cases_of(
-    name: str, small: bool, kinds: Sequence[str | None], twice: bool = False
-) -> tuple[list[Case], dict[str, str]]:
-    """Ours on each kind of segments, and the peers that can be measured here, native
-    perhaps `twice`; and those that cannot, and why."""
-    arguments = ("--job", name, *(("--small",) if small else ()))
-    peers, left_out = peers_here()
-    cases = [Case(ours_on(kind), OURS, arguments, environment(kind)) for kind in kinds]
-    cases += [Case(peer, peer, arguments, environment(None)) for peer in peers]
-    if twice:
-        cases.append(Case(AGAIN, NATIVE, arguments, environment(None)))
-    return cases, left_out
-
-
-def of_kind(
-    rounds: Sequence[dict[str, dict[str, Any]]], segments: str | None
-) -> list[dict[str, dict[str, Any]]]:
-    """The rounds with ours on one kind of segments only."""
-    mine = ours_on(segments)
-    return [
-        {OURS if case == mine else case: figures for case, figures in one.items()
-         if case == mine or not case.startswith(OURS)}
-        for one in rounds
-    ]  # fmt: skip
-
-
-def passes(measured: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
-    """Rounds of figures from what the workers reported in turns: each has the peaks of
-    the whole process, the device_calls of its own pass, and the first pass's step time as
-    first_step_ms beside its own."""
-    warm_up, *later = measured[1:]
-    last = measured[-1]
-    rounds = []
-    calls = {case: figures.get("device_calls", 0) for case, figures in warm_up.items()}
-    for number, one in enumerate(later):
-        rounds.append({})
-        for case, figures in one.items():
-            rounds[-1][case] = {**figures, **{key: last.get(case, figures)[key] for key in PEAKS}}
-            if "device_calls" in figures:
-                rounds[-1][case]["device_calls"] -= calls[case]
-                calls[case] = figures["device_calls"]
-            if number == 0:
-                more = {key: warm_up[case].get(key) for key in ONCE}
-                rounds[-1][case] |= {**more, "first_step_ms": warm_up[case]["step_ms"]}
-    return rounds
-
-
-def medians(rounds: Sequence[Mapping[str, Mapping[str, Any]]], key: str) -> dict[str, float]:
-    """The median of a figure over the rounds, for each case that has it."""
-    found: dict[str, list[float]] = {}
-    for one in rounds:
-        for case, figures in one.items():
-            if figures.get(key) is not None:
-                found.setdefault(case, []).append(figures[key])
-    return {case: statistics.median(values) for case, values in found.items()}
-
-
-def least(rounds: Sequence[Mapping[str, Mapping[str, Any]]], key: str) -> str | None:
-    """The peer whose median of a figure is the least; None: there is none."""
-    peers = {
-        case: value for case, value in medians(rounds, key).items() if case not in (OURS, AGAIN)
-    }
-    return min(peers, key=lambda case: peers[case], default=None)
-
-
-def with_best_peers(rounds: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
-    """The rounds, with the best peers under names of their own."""
-    smallest, fastest = least(rounds, "peak_allocated_mib"), least(rounds, "step_ms")
-    added = []
-    for one in rounds:
-        more = dict(one)
-        if smallest in one:
-            allocated = one[smallest]["peak_allocated_mib"]
-            more[LEAST] = {"peak_reserved_mib": allocated, "peak_allocated_mib": allocated}
-        if fastest in one:
-            more[FASTEST] = one[fastest]
-        added.append(more)
-    return added
-
-
-def whole_job(rounds: Sequence[Mapping[str, Mapping[str, Any]]], case: str) -> float:
-    """The mean step time over the first pass and all later ones; 0: a pass is missing."""
-    found = [one.get(case, {}).get("step_ms", 0.0) for one in rounds]
-    found.append(rounds[0].get(case, {}).get("first_step_ms", 0.0))
-    return statistics.fmean(found) if all(found) else 0.0
-
-
-def differing(a: Sequence[str], b: Sequence[str]) -> int:
-    """At how many places two lists of outputs differ."""
-    return sum(one != other for one, other in zip(a, b)) + abs(len(a) - len(b))
-
-
-def output_differences(
-    rounds: Sequence[Mapping[str, Mapping[str, Any]]],
-) -> tuple[list[int], list[int]] | None:
-    """Outputs that differ from those of native's same pass: of ours, and of each of the
-    other peers. None: native did not run."""
-    ours: list[int] = []
-    peers: list[int] = []
-    for one in rounds:
-        if NATIVE not in one:
-            continue
-        for case, figures in one.items():
-            if case not in (NATIVE, AGAIN):
-                count = differing(figures["outputs"], one[NATIVE]["outputs"])
-                (ours if case == OURS else peers).append(count)
-    return (ours, peers) if ours else None
-
-
-def add_rows(
-    results: Results,
-    title: str,
-    rounds: Sequence[dict[str, dict[str, Any]]],
-    by_place: bool = False,
-) -> None:
-    """Every row of one job; `title` begins their names. `by_place`: what it computes may
-    depend on where tensors lie, so where peers do not agree, nothing is asked of ours."""
-    best = with_best_peers(rounds)
-    peak = f"{title}: peak reserved"
-    live = medians(best, "peak_reserved_mib").get(LEAST)
-    goal = max(GOAL, 1 + OR_MIB / live) if live else GOAL
-    results.compare(peak, "MiB", best, "peak_reserved_mib", OURS, LEAST, goal)
-    if results.rows and results.rows[-1]["name"] == peak:
-        row = results.rows[-1]
-        row["peer_is"] = least(rounds, "peak_allocated_mib")
-        if row["peer"] > AIM_FROM_MIB:
-            row["aim"] = AIM
-    step = f"{title}: step time"
-    results.compare(step, "ms", best, "step_ms", OURS, FASTEST, 1.0, "no_more")
-    if results.rows and results.rows[-1]["name"] == step:
-        results.rows[-1]["peer_is"] = least(rounds, "step_ms")
-    whole = {case: whole_job(best, case) for case in (OURS, FASTEST)}
-    if all(whole.values()):
-        over = f"{title}: step time over the whole job"
-        results.row(over, "ms", [whole[OURS]], [whole[FASTEST]], FASTEST, 1.0)
-    if AGAIN in rounds[0]:
-        name = f"{title}: step time of native, run again"
-        results.compare(name, "ms", rounds, "step_ms", AGAIN, NATIVE)
-        means = {case: whole_job(rounds, case) for case in (OURS, NATIVE, AGAIN)}
-        if all(means.values()):
-            slower = max(means[NATIVE], means[AGAIN])
-            row = f"{title}: step time over the whole job, within native's own spread"
-            results.row(row, "ms", [means[OURS]], [slower], "native's slower run", 1.0)
-    results.compare(f"{title}: peak allocated", "MiB", best, "peak_allocated_mib", OURS, LEAST)
-    results.compare(
-        f"{title}: changes of reserved memory in a later pass", "changes", rounds, "device_calls",
-        OURS, NATIVE,
-    )  # fmt: skip
-    for name, key in (
-        ("device memory in use beyond reserved", "beyond_reserved_mib"),
-        ("nvidia-smi's memory in use beyond reserved", "smi_beyond_reserved_mib"),
-    ):
-        if OURS in medians(rounds, key):
-            results.compare(f"{title}: {name}", "MiB", rounds, key, OURS, NATIVE, 2.0, "difference")
-    differences = output_differences(rounds)
-    if differences is not None:
-        ours, peers = differences
-        agreed = bool(peers) and not any(peers)
-        results.row(
-            f"{title}: outputs that differ from native's",
-            "outputs", ours, peers or [0], "the other peers",
-            None if by_place and not agreed else 0.0, "ours",
-        )  # fmt: skip
-    for peer in peers_of(rounds, ()):
-        for name, unit, key in (
-            ("peak reserved", "MiB", "peak_reserved_mib"),
-            ("step time", "ms", "step_ms"),
-            ("step time of the first pass", "ms", "first_step_ms"),
-        ):
-            results.compare(f"{title}: {name}", unit, rounds, key, OURS, peer)
-
-
-def measure_passes(
-    cases: Sequence[Case], rounds: int, *, each: Callable[[Rounds], object], seconds: float
-) -> Rounds:
-    """The passes of all cases, of which `each` is told, too."""
-    told = lambda measured: each(passes(measured))  # noqa: E731
-    return passes(turns(__file__, cases, rounds, seconds=seconds, each=told))
-
-
-def add_kinds(
-    results: Results, name: str, kinds: Sequence[str | None], cases: Sequence[str], rounds: Rounds
-) -> None:
-    """The rows of a job on each kind of segments. Says what did not go through."""
-    for case in cases:
-        if case not in rounds[-1]:
-            print(f"{name}: {case} did not go through: the others are no comparison")
-            results.complete = False
-    for kind in kinds:
-        mine = of_kind(rounds, kind)
-        if any(OURS in one for one in mine):
-            add_rows(results, title_of(name, kind), mine, JOBS[name].by_place)
-
-
-def compare_replay(results: Results, name: str, small: bool, segments: str | None) -> None:
-    """Adds how far the replayed peaks are from that of ours on the GPU."""
-    from esper_alloc.replay import replay
-
-    arguments = ["--job", name, *(("--small",) if small else ())]
-
-    def recorded(allocator: str) -> tuple[dict[str, Any], replay.Recording]:
-        path = Path(folder) / f"{allocator}.pickle"
-        figures = run_worker(
-            __file__, allocator, [*arguments, "--record", str(path)],
-            more=environment(segments if allocator == OURS else None),
-        )  # fmt: skip
-        [one] = [one for one in replay.load_recordings(path) if one.history.device == 0]
-        return figures, one
-
-    # Side by side: nothing is timed.
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        found = dict(zip((OURS, NATIVE), pool.map(recorded, (OURS, NATIVE))))
-    figures = found[OURS][0]
-    recordings = {allocator: recording for allocator, (_, recording) in found.items()}
-    if results.run is None:
-        results.describe(figures["machine"])
-    ran = figures["peak_reserved_mib"]
-    title = title_of(name, segments)
-    for allocator, recording in recordings.items():
-        peak = replay.replay(recording, figures["segments"]).peak_reserved / MIB
-        peer = f"the run on the GPU, history of {allocator}"
-        results.row(f"{title}: replayed peak reserved", "MiB", [peak], [ran], peer)
-        results.row(
-            f"{title}: replayed peak reserved, off by", "%",
-            [abs(peak / ran - 1) * 100], [0.0], peer, REPLAY_GOAL, "ours",
-        )  # fmt: skip
-
-
-def compare_inside(
-    results: Results, names: Sequence[str], options: argparse.Namespace, segments: str | None
-) -> bool:
-    """Adds how long the mallocs and frees of two passes of each job take under each
-    allocator. Returns whether ours was measured."""
-    import malloc_times
-
-    def add(rounds: Rounds) -> None:
-        for name in names:
-            of_job = malloc_times.rounds_of(name, rounds)
-            row = f"{title_of(name, segments)}: time inside the allocator"
-            for peer in peers_of(of_job):
-                goal = 1.0 if peer == NATIVE else None
-                results.compare(row, "us", of_job, "whole_inside_us", OURS, peer, goal)
-
-    def recorded(name: str) -> str:
-        path = str(Path(folder) / f"{name}.pickle")
-        arguments = ["--job", name, *(("--small",) if options.small else ())]
-        arguments += ["--record", path, "--passes", str(RECORDED)]
-        run_worker(__file__, NATIVE, arguments, more=environment(None))
-        return path
-
-    with tempfile.TemporaryDirectory() as folder:
-        with ThreadPoolExecutor(RECORDERS) as pool:  # nothing is timed yet
-            files = list(pool.map(recorded, names))
-        peers, left_out = peers_here()
-        timed = ("--cold", *files)
-        cases = [Case(OURS, OURS, timed, environment(segments))]
-        cases += [Case(peer, peer, timed) for peer in peers]
-        script = malloc_times.__file__
-        return measured_beside(script, cases, options, "malloc_times", add, results, left_out)
-
-
-def title_of(name: str, segments: str | None) -> str:
-    return f"{name}, {segments} segments" if segments else name
-
-
-def probe() -> int:
-    """Prints what could be measured here; 1: nothing."""
-    why = gpu_missing()
-    print(f"GPU: {why or 'there is one'}")
-    for package, needed_for in (
-        ("torch", "everything"),
-        ("transformers", "the job gpt2"),
-        ("torchvision", "the job resnet50"),
-    ):
-        found = importlib.util.find_spec(package) is not None
-        print(f"{package}: {'found' if found else f'missing, needed for {needed_for}'}")
-    print(f"{RMM}: {rmm_missing() or 'found'}")
-    return 1 if why else 0
-
-
-def main() -> int:
-    arguments = parser(__doc__)
-    arguments.set_defaults(rounds=60)
-    arguments.add_argument("--job", choices=JOBS, action="append", help="default: all")
-    arguments.add_argument(
-        "--segments", choices=SEGMENTS, action="append", help="of ours; default: its own choice"
-    )
-    arguments.add_argument("--small", action="store_true", help="tiny models: to try the script")
-    arguments.add_argument("--compare-replay", action="store_true", help="see above")
-    arguments.add_argument("--inside", action="store_true", help="see above")
-    arguments.add_argument("--twice", action="store_true", help="see above")
-    arguments.add_argument("--probe", action="store_true", help="only say what can be measured")
-    arguments.add_argument("--record", metavar="FILE", help="record (of --worker)")
-    arguments.add_argument("--passes", type=int, default=1, help="to record (default: 1)")
-    options = arguments.parse_args()
-    if options.probe:
-        return probe()
-    names = options.job or list(JOBS)
-    if options.worker:
-        if options.record:
-            recorded = (names[0], options.small, options.record, options.passes)
-            report(record(options.worker, *recorded))
+# --- little memory -----------------------------------------------------------
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number from 1 to `most` that fits, 0 if none does: doubled until
+    one does not fit, then bisected."""
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, high * 2
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
         else:
-            take_turns(measure(options.worker, names[0], options.small), CORES)
-        return 0
-    if nothing_measurable():
-        return 1
-
-    results = Results("jobs", options.out)
-    complete = True
-    begin = time.monotonic()
-    kinds: list[str | None] = options.segments or [None]
-    if options.inside:
-        complete = all([compare_inside(results, names, options, kind) for kind in kinds])
-        return 0 if results.run is not None and results.save() and complete else 1
-    for index, name in enumerate(names):
-        if options.compare_replay:
-            for kind in kinds:
-                compare_replay(results, name, options.small, kind)
-            continue
-        left = options.seconds - (time.monotonic() - begin)
-        if left <= 0:
-            print(f"{name}: not begun, {options.seconds:.0f} s are over")
-            complete = False
-            continue
-        cases, left_out = cases_of(name, options.small, kinds, options.twice)
-        how = {"seconds": left / (len(names) - index)}
-        if not results.of_rounds(
-            partial(measure_passes, cases, 1 + options.rounds, **how),
-            partial(add_kinds, results, name, kinds, [case.name for case in cases]),
-            left_out,
-            ours=None,
-        ):
-            print(f"{name}: nothing was measured")
-            complete = False
-        elif not results.save():  # what is measured stays, whatever ends the rest
-            complete = False
-    if results.run is None:
-        print("nothing was measured")
-        return 1
-    return 0 if (results.save() if options.compare_replay else complete) else 1
+            high = middle
+    return low
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def trial(name: str, batch: int, small: bool) -> None:
+    """Trains a new model for some steps of at most `batch` sequences."""
+    torch.manual_seed(0)
+    if name == "gpt2":
+        with torch.device("cuda"):
+            step = gpt2(small, 256)
+        for _ in range(3):
+            step(batch)
+    else:
+        shape = SMALL if small else Shape(longest=512)
+        steps = llama_trainer(shape)
+        for sequences, length in varlen_schedule(12, batch, shape.longest):
+            steps(sequences, length)
+    torch.cuda.synchronize()
+
+
+def find_batch(name: str, small: bool) -> dict[str, Any]:
+    set_limit(LIMIT)
+    tried: list[int] = []
+
+    def fits(batch: int) -> bool:
+        tried.append(batch)
+        why = survives(lambda: trial(name, batch, small))
+        torch.cuda.empty_cache()
+        return why is None
+
+    return {"batch": largest(fits, 4 if small else MOST), "tries": len(tried)}
+
+
+def peak_bytes() -> int:
+    """What was live at the most, as it was asked for where the allocator knows."""
+    stats = torch.cuda.memory_stats()
+    return int(stats.get("requested_bytes.all.peak") or torch.cuda.max_memory_allocated())
+
+
+def take(size: int) -> Any:
+    """So many bytes, from this process's allocator."""
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def run_under_pressure(what: str, name: str, small: bool) -> dict[str, Any]:
+    """failed: 1 where memory ran out; then there is no step_ms."""
+    job = JOBS[name]
+    steps = job.small_steps if small else job.steps
+    if what == "tight":
+        set_limit(LIMIT)
+    step = job.make(small)
+    for number in range(steps):
+        step(number)
+    torch.cuda.synchronize()
+    peak = peak_bytes()
+    torch.cuda.empty_cache()
+    took: list[float] = []
+
+    def again(half_way: Callable[[], object]) -> None:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for number in range(steps):
+            if number == steps // 2:
+                half_way()
+            step(number)
+        torch.cuda.synchronize()
+        took.append((time.perf_counter() - begin) * 1e3 / steps)
+
+    def tight() -> None:
+        beside = take(int(LIMIT * IN_USE) - peak)
+        again(lambda: None)
+        del beside
+
+    def neighbour() -> None:
+        with Client() as other:
+
+            def leave(room: float) -> None:
+                torch.cuda.synchronize()
+                other.leave(max(int(room * peak) - torch.cuda.memory_reserved(), 0) + SLACK)
+
+            leave(ROOM)
+            again(lambda: leave(ROOM_THEN))
+
+    why = survives(tight if what == "tight" else neighbour)
+    return {
+        "failed": int(why is not None),
+        "why": why,
+        "step_ms": took[0] if took else None,
+        "peak_mib": peak / MIB,
+        "retries": memory_figures()["retries"],
+    }
+
+
+def limits(allocator: str, what: str, job: str, small: bool = False) -> dict[str, Any]:
+    prepare(allocator)
+    found = find_batch(job, small) if what == "batch" else run_under_pressure(what, job, small)
+    check_segments(allocator)
+    return {"machine": machine(), **found}

@@ -1,59 +1,67 @@
-"""Builds and loads measuring loops in C++ (pair.cpp and others beside it), for the torch
-that is installed."""
+"""Compiles and calls the measuring loops of loops.cpp, for the torch that is installed.
+
+The calls are made without Python's lock. They raise RuntimeError with what went wrong.
+"""
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
+import ctypes
+import functools
+import math
 import os
 import shlex
 import subprocess
 import sysconfig
 import tempfile
+from array import array
+from collections.abc import Sequence
+from ctypes import c_char_p, c_double, c_int, c_long, c_size_t, c_uint32, c_void_p
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 
-FOLDER = Path(__file__).parent
+SOURCE = Path(__file__).with_suffix(".cpp")
+CSRC = SOURCE.parents[1] / "csrc"
 HEADERS = [
-    FOLDER / "loops.h",
-    *(
-        FOLDER.parent / "csrc" / name
-        for name in ("python/capi.h", "esper_alloc.h", "esper_report.h", "esper_sleep.h")
-    ),
+    CSRC / name for name in ("python/capi.h", "esper_alloc.h", "esper_report.h", "esper_sleep.h")
 ]
+OPERATION = 24  # bytes of a packed one
+#: What each loop takes; it gives a number, nan where it failed.
+TAKES = {
+    "pair_ns": (c_size_t, c_long),
+    "data_pointer_ns": (c_size_t, c_long),
+    "event_record_ns": (c_long,),
+    "mark_costs": (c_void_p, c_long, c_long, c_void_p),
+    "pairs_rate": (c_int, c_size_t, c_int, c_long),
+    "churn": (c_size_t, *[c_double] * 3, c_long, c_int, c_double, c_void_p, c_void_p),
+    "times_ns": (c_char_p, c_size_t, c_size_t, c_size_t, c_void_p),
+}
 
 
-def load(name: str = "pair") -> ModuleType:
-    """The compiled loops of NAME.cpp, the module NAME_loops; compiled on first use for
-    this source, Python and torch.
-
-    Raises RuntimeError with the compiler's output when they do not compile.
-    """
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The compiled loops; compiled on first use for this source, Python and torch."""
     import torch
 
-    torch.cuda.is_available()  # loads the libraries that the module links to
-    source = FOLDER / f"{name}.cpp"
-    sources = b"".join(path.read_bytes() for path in (source, *HEADERS))
-    key = sha256(
-        sources + f"{torch.__version__} {sysconfig.get_config_var('SOABI')}".encode()
-    ).hexdigest()[:16]
+    torch.cuda.is_available()  # loads the libraries that the loops link to
+    sources = b"".join(path.read_bytes() for path in (SOURCE, *HEADERS))
+    about = f"{torch.__version__} {sysconfig.get_config_var('SOABI')}"
+    key = sha256(sources + about.encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"esper_alloc-loops-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise RuntimeError(f"{folder} belongs to somebody else; remove it")
-    built = folder / f"{name}_loops-{key}.so"
+    built = folder / f"loops-{key}.so"
     if not built.exists():
-        compile_to(built, source)
-    loader = importlib.machinery.ExtensionFileLoader(f"{name}_loops", str(built))
-    spec = importlib.util.spec_from_file_location(f"{name}_loops", built, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+        compile_to(built)
+    library = ctypes.CDLL(str(built))
+    for name, takes in TAKES.items():
+        function = getattr(library, f"loops_{name}")
+        function.argtypes, function.restype = takes, c_double
+    library.loops_error.restype = library.loops_capi_name.restype = c_char_p
+    return library
 
 
-def compile_to(built: Path, source: Path) -> None:
+def compile_to(built: Path) -> None:
     """Compiles the loops; the file appears whole or not at all."""
     import torch
     from torch.utils import cpp_extension
@@ -64,9 +72,8 @@ def compile_to(built: Path, source: Path) -> None:
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     for include in cpp_extension.include_paths(device_type="cuda"):
         command += ["-isystem", include]
-    command += ["-I", sysconfig.get_paths()["include"], str(source)]
-    libraries = cpp_extension.library_paths(device_type="cuda")
-    for library in libraries:
+    command += ["-I", sysconfig.get_paths()["include"], str(SOURCE)]
+    for library in cpp_extension.library_paths(device_type="cuda"):
         command += [f"-L{library}", f"-Wl,-rpath,{library}"]
     # libcudart comes in through libc10_cuda: the very one that torch uses.
     scratch = built.with_name(f"{built.name}.{os.getpid()}")
@@ -75,3 +82,46 @@ def compile_to(built: Path, source: Path) -> None:
     if done.returncode != 0:
         raise RuntimeError(f"{shlex.join(command)}\n{done.stdout}{done.stderr}")
     scratch.replace(built)
+
+
+def call(name: str, *arguments: object) -> float:
+    """What the loop of this name gives."""
+    library = load()
+    found = float(getattr(library, f"loops_{name}")(*arguments))
+    if math.isnan(found):
+        raise RuntimeError(library.loops_error().decode())
+    return found
+
+
+def capi() -> int:
+    """The address of esper_alloc's C interface."""
+    import esper_alloc._core  # noqa: F401
+
+    ctypes.pythonapi.PyCapsule_Import.restype = c_void_p
+    return ctypes.pythonapi.PyCapsule_Import(c_char_p(load().loops_capi_name()), 0)
+
+
+def mark_costs(rounds: int, count: int) -> list[tuple[float, ...]]:
+    """ns a call of each round: cuEventRecord, esper_alloc_record_use, esper_record_use, and the
+    last of eight blocks."""
+    found = (c_double * (4 * rounds))()
+    call("mark_costs", capi(), rounds, count, found)
+    return [tuple(found[4 * i : 4 * i + 4]) for i in range(rounds)]
+
+
+def churn(live: int, *how: float, rounds: int, longest: float) -> tuple[list[float], float, float]:
+    """ns of a replacement in each round, live bytes, and reserved ones, nan if torch has no
+    statistics. `how`: least, most, power and count, as loops.cpp explains."""
+    ns, found = (c_double * rounds)(), (c_double * 2)()
+    call("churn", live, *how, rounds, longest, ns, found)
+    return list(ns), found[0], found[1]
+
+
+def times_ns(packed: bytes, slots: int, streams: int) -> tuple[Sequence[int], Sequence[int]]:
+    """ns of each malloc of a recorded job, and of each free."""
+    count = len(packed) // OPERATION
+    times = (c_uint32 * count)()
+    mallocs = int(call("times_ns", bytes(packed), count, slots, streams, times))
+    frees = sum(packed[i] in (1, 2) for i in range(0, len(packed), OPERATION))
+    both = array("I", bytes(times))
+    return both[:mallocs], both[mallocs : mallocs + frees]

@@ -1,14 +1,8 @@
 """Another process that takes device memory, as a neighbour on the same GPU does.
 
-    python benchmarks/neighbour.py
-
-Reads commands from stdin, one a line, and answers each with one line:
-
-  leave BYTES    takes memory until at most BYTES of the device are free, or gives
-                 some back until about BYTES are; answers how much it holds
-  end            gives all back and ends, as does the end of the input
-
-Talks to the CUDA driver alone, so that it starts at once.
+It talks to the CUDA driver alone, so that it starts at once. For each line `leave BYTES` it takes
+memory until at most so many bytes of the device are free, or gives some back until about so many
+are, and answers `holds BYTES`. At the end of the input it gives all back.
 """
 
 from __future__ import annotations
@@ -17,6 +11,7 @@ import ctypes
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 PIECE = 1 << 30  # bytes of the largest allocation
 SMALLEST = 2 << 20
@@ -63,9 +58,9 @@ class Device:
 
 
 class Neighbour:
-    """What is held, and taking more or less of it. `device` as Device."""
+    """What is held of a Device."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Any) -> None:
         self.device = device
         self.held: list[tuple[int, int]] = []
 
@@ -73,17 +68,14 @@ class Neighbour:
         """Takes or gives until about `wanted` bytes are free; the bytes held."""
         piece = PIECE
         while self.held and self.device.free() + SMALLEST <= wanted:
-            address, _ = self.held.pop()
-            self.device.give(address)
+            self.device.give(self.held.pop()[0])
         while piece >= SMALLEST:
-            if self.device.free() - wanted < piece:
-                piece //= 2
-                continue
-            address = self.device.take(piece)
+            enough = self.device.free() - wanted < piece
+            address = None if enough else self.device.take(piece)
             if address is None:
                 piece //= 2
-                continue
-            self.held.append((address, piece))
+            else:
+                self.held.append((address, piece))
         return sum(size for _, size in self.held)
 
 
@@ -116,25 +108,10 @@ class Client:
             self._process.wait()
 
 
-def main() -> int:
+if __name__ == "__main__":
     try:
         neighbour = Neighbour(Device())
         for line in sys.stdin:
-            words = line.split()
-            if words[:1] == ["leave"] and len(words) == 2 and words[1].isdigit():
-                print("holds", neighbour.leave(int(words[1])), flush=True)
-            elif words == ["end"]:
-                break
-            else:
-                print("unknown command:", line.strip(), flush=True)
+            print("holds", neighbour.leave(int(line.removeprefix("leave "))), flush=True)
     except DriverError as error:
-        print(error, flush=True)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(__doc__)
-        raise SystemExit(0 if sys.argv[1] in ("-h", "--help") else 2)
-    raise SystemExit(main())
+        sys.exit(print(error, flush=True) or 1)

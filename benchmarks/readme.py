@@ -13,39 +13,28 @@ which figures, and what they are called. What stands outside of the marks "figur
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common import RESULTS, ROOT, read
 from shown import BULLETS, FEW, SAID, TABLES, Column, Names, Row, Table
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: end -->"
 PICTURE = "pipeline.svg"
-
-
-def load(topic: str) -> dict[str, Any]:
-    """A result file; one without rows where the topic was not measured yet."""
-    try:
-        found: dict[str, Any] = json.loads((RESULTS / f"{topic}.json").read_text())
-    except FileNotFoundError:
-        return {"runs": [], "rows": []}
-    return found
 
 
 def find(topic: str, names: Names, peer: str) -> dict[str, Any] | None:
     """The newest row of these names, with its run in place of the run's id; None: not
     measured yet."""
-    results = load(topic)
-    runs = {run["id"]: run for run in results["runs"]}
+    rows, runs_of = read(RESULTS / f"{topic}.json")
+    runs = {run["id"]: run for run in runs_of}
     wanted = (names,) if isinstance(names, str) else names
     found = [
         {**row, "run": runs[row["run"]]}
-        for row in results["rows"]
+        for row in rows
         if row["name"] in wanted and row["peer_name"] == peer
     ]
     return max(found, key=lambda row: str(row["run"]["time"]), default=None)
@@ -57,7 +46,7 @@ def needed(topic: str, names: Names, peer: str) -> dict[str, Any]:
     if row is None:
         raise SystemExit(
             f"benchmarks/results/{topic}.json has no row {names!r} beside {peer!r}, which the "
-            f"README shows: measure it with benchmarks/{topic}.py, or show another one"
+            f"README shows: measure it with benchmarks/run.py, or show another one"
         )
     return row
 
@@ -257,8 +246,6 @@ def differences(shown: str, wanted: str) -> Iterator[str]:
 
 
 # --- the picture -------------------------------------------------------------
-
-
 def layers() -> dict[str, Any]:
     """The newest row of pipeline.json that has memory by layer: a GPU's where there is one."""
     for name in ("peak active over base", "peak active over base, simulated device"):

@@ -19,7 +19,7 @@ class Row(NamedTuple):
     """A measurement. Of several names, for what was measured in more than one way, the newest row
     is shown."""
 
-    topic: str  # the result file and the script
+    topic: str  # the result file
     names: Names
     label: str
     peer: str = ""  # in tables without columns
@@ -33,398 +33,186 @@ class Table(NamedTuple):
     columns: tuple[Column, ...] = ()  # none: each row names its peer
 
 
+# fmt: off
+
 RECORD_STREAM = "native, record_stream"
+REUSE = "native, graph_capture_record_stream_reuse"
 NATIVE = Column("`native`", ("native",))
 EXPANDABLE = Column("`expandable`", ("native, expandable",))
+ALLOCATED, FASTEST = ("least peak allocated of any peer",), ("fastest peer",)
+ACTIVE = "peak active over base"
+TIGHT, NEIGHBOUR = "99% of 20 GiB in use", "beside a neighbour"
+WITHIN = "within 1.05 of what an allowance of 0 reserves: failed"
+DROPPED = "dropped memory serves again after, 50 ms of work queued"
+SLOWEST = "gpt_train: malloc, the whole job, 99.9th percentile"
+LOSSES = "losses, largest relative difference from native's"
+BATCH, LARGE = "largest batch within 20 GiB", "layers of 512 MiB"
 
-#: The jobs of jobs.py, on the kind of segments that the driver allows, or that was asked for.
-JOBS = tuple(
-    (job, (f"{job}: ", f"{job}, mapped segments: "), label)
-    for job, label in (
-        ("gpt2", "GPT-2 124M, training"),
-        ("llama_varlen", "Llama, training, variable lengths"),
-        ("llama_decode", "Llama, decoding"),
-        ("resnet50", "ResNet-50, training"),
-        ("ppo", "PPO, small networks"),
-        ("moe", "mixture of experts, training"),
-        ("resolutions", "U-Net, training, random sizes"),
-        ("serving", "serving, continuous batching"),
-        ("packed", "Llama, training, packed"),
-    )
-)
+JOBS = {
+    "gpt2": "GPT-2 124M, training",
+    "llama_varlen": "Llama, training, variable lengths",
+    "llama_decode": "Llama, decoding",
+    "resnet50": "ResNet-50, training",
+    "ppo": "PPO, small networks",
+    "moe": "mixture of experts, training",
+    "resolutions": "U-Net, training, random sizes",
+    "serving": "serving, continuous batching",
+    "packed": "Llama, training, packed",
+}
+
+
+def of_job(job: str, figure: str) -> tuple[str, ...]:
+    """On the kind of segments that the driver allows, or that was asked for."""
+    return f"{job}: {figure}", f"{job}, mapped segments: {figure}"
+
+
+def timed(topic: str, title: str, memory: str, step: str, label: str) -> Row:
+    return Row(topic, title + memory, label, also=(title + step,))
+
 
 #: The tables of docs/results.md.
 TABLES = (
-    Table(
-        "Memory of whole jobs",
-        "Peak reserved. The goal: at most 1.04 times the least that any peer had *allocated* at its\n"
-        "peak, or 256 MiB more than that.",
-        tuple(
-            Row("jobs", tuple(name + "peak reserved" for name in names), label)
-            for _, names, label in JOBS
-        ),
-        (NATIVE, EXPANDABLE, Column("least allocated", ("least peak allocated of any peer",))),
-    ),
-    Table(
-        "Time of whole jobs",
-        "The step time once memory has stopped growing, with the mean of the rounds' ratios and its 95%\n"
-        "interval. The goal: at most 1, and 1.02 at the interval's upper end. Then the mean step time of\n"
-        "the whole job; and the us that two recorded passes spend in the allocator, from an emptied cache.",
-        tuple(
-            Row("jobs", tuple(name + "step time" for name in names), label)
-            for _, names, label in JOBS
-        ),
-        (
-            Column("fastest peer", ("fastest peer",)),
-            Column("whole job: fastest peer", ("fastest peer",), "step time over the whole job"),
-            Column("in the allocator: `native`", ("native",), "time inside the allocator"),
-        ),
-    ),
-    Table(
-        "Little memory",
-        "20 GiB of the device; or a neighbour that leaves 1.1 times the peak, later 1.05.",
-        (
-            Row(
-                "limits",
-                "gpt2: largest batch within 20 GiB",
-                "largest batch: GPT-2 on 256 tokens; Llama on 64 to 512",
-                also=("llama_varlen: largest batch within 20 GiB",),
-            ),
-            *(
-                Row(
-                    "limits",
-                    f"gpt2, {where}: step time",
-                    f"{said}, step time: GPT-2; Llama",
-                    also=(f"llama_varlen, {where}: step time",),
-                )
-                for where, said in (
-                    ("99% of 20 GiB in use", "99% in use"),
-                    ("beside a neighbour", "beside a neighbour"),
-                )
-            ),
-            *(
-                Row(
-                    "least",
-                    f"{name}, within 1.05 of what an allowance of 0 reserves: failed",
-                    f"{label} within 1.05 of the memory that an allowance of 0 takes, runs that fail",
-                    RECORD_STREAM,
-                )
-                for name, label in (
-                    ("fsdp", "the pipeline of 48 layers"),
-                    ("three", "a pipeline over three streams"),
-                )
-            ),
-        ),
-        (Column("best peer", ("best peer", RECORD_STREAM)),),
-    ),
-    Table(
-        "Several streams",
-        "Marks beside `record_stream`, and beside tensors that the program keeps by hand: peak memory (of\n"
-        "overlap what is reserved), and the time of a step or batch.",
-        (
-            Row(
-                "pipeline",
-                "peak active over base",
-                "FSDP-like pipeline of 48 layers",
-                also=("step time",),
-            ),
-            Row(
-                "pipeline",
-                "layers of 512 MiB: peak active over base",
-                "8 layers of 512 MiB",
-                also=("layers of 512 MiB: step time",),
-            ),
-            Row(
-                "pipeline",
-                "views, grad mode: peak active over base",
-                "48 layers in grad mode, weights that are views",
-                also=("views, grad mode: step time",),
-            ),
-            *(
-                Row(
-                    "overlap", f"{pipeline}: peak reserved", label, also=(f"{pipeline}: step time",)
-                )
-                for pipeline, label in (
-                    ("small", "copies and computation, three streams, 4 to 64 MiB"),
-                    ("large", "the same, 256 MiB to 1 GiB"),
-                    ("four-large", "the same on four streams"),
-                )
-            ),
-            Row(
-                "prefetch",
-                "compute-bound: peak active over base",
-                "prefetching batches",
-                also=("compute-bound: time a batch",),
-            ),
-            *(
-                Row("recipes", f"{job}: peak active over base", label, also=(f"{job}: step time",))
-                for job, label in (
-                    ("reduce-scatter", "24 gradients of 64 MiB, reduced on a second stream"),
-                    ("offloading", "saved tensors that wait on the host"),
-                )
-            ),
-        ),
-        (
-            Column("`record_stream`", (RECORD_STREAM,)),
-            Column("by hand", ("native, recipe", "native, by hand")),
-        ),
-    ),
-    Table(
-        "Calls",
-        "On the host, from C++ unless the row says otherwise.",
-        (
-            Row(
-                "pair",
-                "raw_alloc + raw_delete, 512 B",
-                "malloc and free: 512 B; 64 MiB",
-                also=("raw_alloc + raw_delete, 64 MiB",),
-            ),
-            Row(
-                "churn",
-                "free and malloc among 10,000 live blocks up to 8 MiB",
-                "among 10,000 live blocks; a million",
-                also=("free and malloc among 1,000,000 live blocks up to 64 KiB",),
-            ),
-            Row(
-                "threads",
-                "pairs, 4 KiB, 16 threads",
-                "16 threads, pairs a second (more is better); freed by the next thread",
-                also=("pairs, handed on, 4 KiB, 16 threads",),
-            ),
-            Row("pair", "torch.empty and drop, 4 KiB", "`torch.empty` and drop, from Python"),
-            Row(
-                "malloc_times",
-                "gpt_train: malloc, the whole job, 99.9th percentile",
-                "mallocs of a recorded GPT-2, 99.9th percentile",
-            ),
-            Row("malloc_times", "gpt_train: malloc, the whole job, all together", "all of them"),
-            Row("startup", "first allocation", "a process's first allocation"),
-            Row(
-                "startup",
-                "first allocation to the end of the first kernel",
-                "from there to the end of the first kernel",
-            ),
-        ),
-        (NATIVE, EXPANDABLE),
-    ),
-    Table(
-        "Marks, automatic uses, the auditor",
-        "From Python, unless the row says C.",
-        (
-            Row(
-                "precision",
-                "dropped memory serves again after, 50 ms of work queued",
-                "dropped memory serves again, with 50 ms of work queued on its reader",
-                RECORD_STREAM,
-            ),
-            *(
-                Row("captures", "a graph's private pool", "a captured graph's pool", peer)
-                for peer in (RECORD_STREAM, "native, graph_capture_record_stream_reuse")
-            ),
-            Row("record_use_cost", "record_use, call", "a mark", RECORD_STREAM),
-            Row("record_use_cost", "record_use, cycle", "allocate, mark, drop", RECORD_STREAM),
-            Row("record_use_cost", "using, cycle", "allocate, `using`, drop", RECORD_STREAM),
-            Row("record_use_cost", "C, esper_alloc_record_use", "a mark in C", "cuEventRecord"),
-            Row(
-                "automatic_uses",
-                "add, at home",
-                "automatic uses, several streams: `torch.add`; a view",
-                "marked uses",
-                ("view, at home",),
-            ),
-            *(
-                Row("automatic_uses", name, f"automatic uses: {label}", "marked uses")
-                for name, label in (
-                    ("torch.empty and drop, one stream", "allocate and drop, one stream"),
-                    ("prefetching GPT-2 step", "a prefetching GPT-2 step"),
-                )
-            ),
-            Row(
-                "auditor",
-                "bugs missed, of 30",
-                "auditor: bugs missed, of 30; correct programs reported, of 36",
-                "torch.cuda._sanitizer",
-                ("correct programs reported, of 36",),
-            ),
-            Row("auditor", "GPT-2 step, audited", "a step of GPT-2, audited", "no audit"),
-            Row("auditor", "GPT-2 step, audited with poison", "with poison", "no audit"),
-            Row(
-                "fence",
-                "step, fence",
-                "with a fence; reserved",
-                "no audit",
-                ("peak reserved, fence",),
-            ),
-        ),
-    ),
-    Table(
-        "Sleep and wake",
-        "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better.",
-        (
-            *(
-                Row("sleep", "sleep", "sleep; wake", peer, also=("wake",))
-                for peer in ("plain pinned copy", "torch_memory_saver")
-            ),
-            Row(
-                "sleep",
-                "sleep with keep='nothing'",
-                "sleep, keep nothing",
-                "giving free memory back",
-            ),
-            Row(
-                "sleep",
-                "first sleep, which pins host memory",
-                "the first sleep, which pins host memory",
-                "a GiB of a later sleep",
-            ),
-            Row("sleep", "device memory left asleep", "device memory left", "nothing"),
-            Row(
-                "sleep",
-                "graph replays that differ, of 100 after a sleep",
-                "replays of CUDA graphs that differ, of 100",
-                "nothing",
-            ),
-            Row(
-                "sleep",
-                "GPT-2 asleep after each step: losses that differ, of 12",
-                "GPT-2 asleep after each of 12 steps: losses that differ",
-                "GPT-2 awake",
-            ),
-            Row(
-                "sleep",
-                "two processes, 8 GiB each, turns without memory, of 50",
-                "two processes, turns without memory, of 50",
-                "nothing",
-            ),
-        ),
-    ),
-    Table(
-        "Two GPUs",
-        "Trainings of 200 steps: tokens (more is better), and peak reserved.",
-        (
-            *(
-                Row("engines", f"{engine}: tokens", label, peer, (f"{engine}: peak reserved",))
-                for engine, peer, label in (
-                    ("ddp", "native", "DDP, a Llama of 1.2 B parameters"),
-                    ("fsdp2", "native", "FSDP2, the same"),
-                    (
-                        "fsdp2, automatic uses, nothing kept",
-                        "native",
-                        "with automatic uses",
-                    ),
-                    ("tensor_parallel", "native", "tensor parallelism, 1.1 B"),
-                    ("tensor_parallel, registered", "native, registered", "registered with NCCL"),
-                )
-            ),
-            Row(
-                "engines",
-                "ddp: losses, largest relative difference from native's",
-                "losses, largest difference: DDP; FSDP2; tensor parallelism",
-                "native, run again",
-                tuple(
-                    f"{engine}: losses, largest relative difference from native's"
-                    for engine in ("fsdp2", "tensor_parallel")
-                ),
-            ),
-        ),
-    ),
-    Table(
-        "Helpers",
-        "Those of gather and cifar_envs run on esper_alloc.",
-        (
-            Row(
-                "gather",
-                "a batch, 1 x 512",
-                "CIFAR batches: 512 for one environment; 32 for each of 16; of 64",
-                "native, plain PyTorch",
-                ("a batch, 16 x 32", "a batch, 64 x 32"),
-            ),
-            Row("gather", "a batch, 64 x 32, reuse=2", "the last with `reuse=2`", "fresh memory"),
-            Row(
-                "normalize",
-                "update_and_normalize, 64x64",
-                "`update_and_normalize`: 64 x 64; 65,536 x 64",
-                "plain PyTorch",
-                ("update_and_normalize, 65536x64",),
-            ),
-            Row(
-                "cifar_envs",
-                "16 environments on one GPU: a step",
-                "16 networks on CIFAR: a step; reserved",
-                "native, plain PyTorch",
-                ("16 environments on one GPU: peak reserved",),
-            ),
-            *(
-                Row(
-                    "cudagraph_outputs",
-                    "simulator fp32, 1024 x 1024: graphs with the wrapper",
-                    "a simulator, CUDA graphs with `cudagraph_outputs`",
-                    peer,
-                )
-                for peer in ("eager", "compiled without graphs")
-            ),
-        ),
-    ),
+    Table("Memory of whole jobs", """\
+Peak reserved. The goal: at most 1.04 times the least that any peer had *allocated* at its
+peak, or 256 MiB more than that.""",
+        tuple(Row("jobs", of_job(job, "peak reserved"), label) for job, label in JOBS.items()),
+        (NATIVE, EXPANDABLE, Column("least allocated", ALLOCATED))),
+    Table("Time of whole jobs", """\
+The step time once memory has stopped growing, with the mean of the rounds' ratios and its 95%
+interval. The goal: at most 1, and 1.02 at the interval's upper end. Then the mean step time of
+the whole job; and the us that two recorded passes spend in the allocator, from an emptied cache.""",
+        tuple(Row("jobs", of_job(job, "step time"), label) for job, label in JOBS.items()),
+        (Column("fastest peer", FASTEST),
+         Column("whole job: fastest peer", FASTEST, "step time over the whole job"),
+         Column("in the allocator: `native`", ("native",), "time inside the allocator"))),
+    Table("Little memory",
+        "20 GiB of the device; or a neighbour that leaves 1.1 times the peak, later 1.05.", (
+        Row("limits", f"gpt2: {BATCH}", "largest batch: GPT-2 on 256 tokens; Llama on 64 to 512",
+            also=(f"llama_varlen: {BATCH}",)),
+        timed("limits", "", f"gpt2, {TIGHT}: step time", f"llama_varlen, {TIGHT}: step time",
+              "99% in use, step time: GPT-2; Llama"),
+        timed("limits", "", f"gpt2, {NEIGHBOUR}: step time", f"llama_varlen, {NEIGHBOUR}: step time",
+              "beside a neighbour, step time: GPT-2; Llama"),
+        *(Row("least", f"{name}, {WITHIN}",
+              f"{label} within 1.05 of the memory that an allowance of 0 takes, runs that fail",
+              RECORD_STREAM)
+          for name, label in (("fsdp", "the pipeline of 48 layers"),
+                              ("three", "a pipeline over three streams")))),
+        (Column("best peer", ("best peer", RECORD_STREAM)),)),
+    Table("Several streams", """\
+Marks beside `record_stream`, and beside tensors that the program keeps by hand: peak memory (of
+overlap what is reserved), and the time of a step or batch.""", (
+        timed("pipeline", "", ACTIVE, "step time", "FSDP-like pipeline of 48 layers"),
+        timed("pipeline", f"{LARGE}: ", ACTIVE, "step time", "8 layers of 512 MiB"),
+        timed("pipeline", "views, grad mode: ", ACTIVE, "step time",
+              "48 layers in grad mode, weights that are views"),
+        timed("overlap", "small: ", "peak reserved", "step time",
+              "copies and computation, three streams, 4 to 64 MiB"),
+        timed("overlap", "large: ", "peak reserved", "step time", "the same, 256 MiB to 1 GiB"),
+        timed("overlap", "four-large: ", "peak reserved", "step time", "the same on four streams"),
+        timed("prefetch", "compute-bound: ", ACTIVE, "time a batch", "prefetching batches"),
+        timed("recipes", "reduce-scatter: ", ACTIVE, "step time",
+              "24 gradients of 64 MiB, reduced on a second stream"),
+        timed("recipes", "offloading: ", ACTIVE, "step time",
+              "saved tensors that wait on the host")),
+        (Column("`record_stream`", (RECORD_STREAM,)),
+         Column("by hand", ("native, recipe", "native, by hand")))),
+    Table("Calls", "On the host, from C++ unless the row says otherwise.", (
+        Row("pair", "raw_alloc + raw_delete, 512 B", "malloc and free: 512 B; 64 MiB",
+            also=("raw_alloc + raw_delete, 64 MiB",)),
+        Row("churn", "free and malloc among 10,000 live blocks up to 8 MiB",
+            "among 10,000 live blocks; a million",
+            also=("free and malloc among 1,000,000 live blocks up to 64 KiB",)),
+        Row("threads", "pairs, 4 KiB, 16 threads",
+            "16 threads, pairs a second (more is better); freed by the next thread",
+            also=("pairs, handed on, 4 KiB, 16 threads",)),
+        Row("pair", "torch.empty and drop, 4 KiB", "`torch.empty` and drop, from Python"),
+        Row("malloc_times", SLOWEST, "mallocs of a recorded GPT-2, 99.9th percentile"),
+        Row("malloc_times", "gpt_train: malloc, the whole job, all together", "all of them"),
+        Row("startup", "first allocation", "a process's first allocation"),
+        Row("startup", "first allocation to the end of the first kernel",
+            "from there to the end of the first kernel")),
+        (NATIVE, EXPANDABLE)),
+    Table("Marks, automatic uses, the auditor", "From Python, unless the row says C.", (
+        Row("precision", DROPPED,
+            "dropped memory serves again, with 50 ms of work queued on its reader", RECORD_STREAM),
+        Row("captures", "a graph's private pool", "a captured graph's pool", RECORD_STREAM),
+        Row("captures", "a graph's private pool", "a captured graph's pool", REUSE),
+        Row("record_use_cost", "record_use, call", "a mark", RECORD_STREAM),
+        Row("record_use_cost", "record_use, cycle", "allocate, mark, drop", RECORD_STREAM),
+        Row("record_use_cost", "using, cycle", "allocate, `using`, drop", RECORD_STREAM),
+        Row("record_use_cost", "C, esper_alloc_record_use", "a mark in C", "cuEventRecord"),
+        Row("automatic_uses", "add, at home", "automatic uses, several streams: `torch.add`; a view",
+            "marked uses", ("view, at home",)),
+        Row("automatic_uses", "torch.empty and drop, one stream",
+            "automatic uses: allocate and drop, one stream", "marked uses"),
+        Row("automatic_uses", "prefetching GPT-2 step", "automatic uses: a prefetching GPT-2 step",
+            "marked uses"),
+        Row("auditor", "bugs missed, of 30",
+            "auditor: bugs missed, of 30; correct programs reported, of 36",
+            "torch.cuda._sanitizer", ("correct programs reported, of 36",)),
+        Row("auditor", "GPT-2 step, audited", "a step of GPT-2, audited", "no audit"),
+        Row("fence", "step, fence", "with a fence; reserved", "no audit", ("peak reserved, fence",)))),
+    Table("Sleep and wake",
+        "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better.", (
+        Row("sleep", "sleep", "sleep; wake", "plain pinned copy", ("wake",)),
+        Row("sleep", "sleep", "sleep; wake", "torch_memory_saver", ("wake",)),
+        Row("sleep", "sleep with keep='nothing'", "sleep, keep nothing", "giving free memory back"),
+        Row("sleep", "first sleep, which pins host memory",
+            "the first sleep, which pins host memory", "a GiB of a later sleep"),
+        Row("sleep", "device memory left asleep", "device memory left", "nothing"),
+        Row("sleep", "graph replays that differ, of 100 after a sleep",
+            "replays of CUDA graphs that differ, of 100", "nothing"),
+        Row("sleep", "GPT-2 asleep after each step: losses that differ, of 12",
+            "GPT-2 asleep after each of 12 steps: losses that differ", "GPT-2 awake"),
+        Row("sleep", "two processes, 8 GiB each, turns without memory, of 50",
+            "two processes, turns without memory, of 50", "nothing"))),
+    Table("Two GPUs", "Trainings of 200 steps: tokens (more is better), and peak reserved.", (
+        *(Row("engines", f"{engine}: tokens", label, peer, (f"{engine}: peak reserved",))
+          for engine, peer, label in (
+              ("ddp", "native", "DDP, a Llama of 1.2 B parameters"),
+              ("fsdp2", "native", "FSDP2, the same"),
+              ("fsdp2, automatic uses, nothing kept", "native", "with automatic uses"),
+              ("tensor_parallel", "native", "tensor parallelism, 1.1 B"),
+              ("tensor_parallel, registered", "native, registered", "registered with NCCL"))),
+        Row("engines", f"ddp: {LOSSES}", "losses, largest difference: DDP; FSDP2; tensor parallelism",
+            "native, run again", (f"fsdp2: {LOSSES}", f"tensor_parallel: {LOSSES}")))),
+    Table("Helpers", "Those of gather and cifar_envs run on esper_alloc.", (
+        Row("gather", "a batch, 1 x 512",
+            "CIFAR batches: 512 for one environment; 32 for each of 16; of 64",
+            "native, plain PyTorch", ("a batch, 16 x 32", "a batch, 64 x 32")),
+        Row("gather", "a batch, 64 x 32, reuse=2", "the last with `reuse=2`", "fresh memory"),
+        Row("normalize", "update_and_normalize, 64x64",
+            "`update_and_normalize`: 64 x 64; 65,536 x 64", "plain PyTorch",
+            ("update_and_normalize, 65536x64",)),
+        Row("cifar_envs", "16 environments on one GPU: a step",
+            "16 networks on CIFAR: a step; reserved", "native, plain PyTorch",
+            ("16 environments on one GPU: peak reserved",)),
+        *(Row("cudagraph_outputs", "simulator fp32, 1024 x 1024: graphs with the wrapper",
+              "a simulator, CUDA graphs with `cudagraph_outputs`", peer)
+          for peer in ("eager", "compiled without graphs")))),
 )
 
 #: The README's rows: topic, name, peer, what was measured, and what it is compared with.
 FEW: list[tuple[str, Names, str, str, str]] = [
-    (
-        "pipeline",
-        "peak active over base",
-        "native, record_stream",
-        "weights gathered on one stream, used on another: their peak memory",
-        "PyTorch's default, `record_stream`",
-    ),
-    (
-        "pipeline",
-        "peak active over base",
-        "native, recipe",
-        "the same",
-        "PyTorch's default, tensors kept by hand",
-    ),
-    (
-        "prefetch",
-        "compute-bound: peak active over base",
-        "native, record_stream",
-        "prefetching batches on a copy stream: peak memory",
-        "PyTorch's default, `record_stream`",
-    ),
-    (
-        "jobs",
-        ("llama_varlen: peak reserved", "llama_varlen, mapped segments: peak reserved"),
-        "native, expandable",
-        "Llama training, sequences of 64 to 2,048 tokens: peak reserved",
-        "PyTorch's expandable segments",
-    ),
-    (
-        "jobs",
-        ("gpt2: step time", "gpt2, mapped segments: step time"),
-        "native, expandable",
-        "GPT-2 124M training: time of a step",
-        "PyTorch's expandable segments",
-    ),
-    (
-        "engines",
-        "fsdp2: peak reserved",
-        "native",
-        "FSDP2 training of a Llama with 1.2 B parameters on two GPUs: peak reserved",
-        "PyTorch's default",
-    ),
-    (
-        "gather",
-        "a batch, 16 x 32",
-        "native, plain PyTorch",
-        "a helper, here on esper_alloc: gathering CIFAR batches for 16 networks",
-        "plain PyTorch",
-    ),
-    (
-        "malloc_times",
-        "gpt_train: malloc, the whole job, 99.9th percentile",
-        "native",
-        "99.9th percentile of malloc time while GPT-2's memory grows",
-        "PyTorch's default",
-    ),
+    ("pipeline", ACTIVE, RECORD_STREAM,
+     "weights gathered on one stream, used on another: their peak memory",
+     "PyTorch's default, `record_stream`"),
+    ("pipeline", ACTIVE, "native, recipe", "the same", "PyTorch's default, tensors kept by hand"),
+    ("prefetch", f"compute-bound: {ACTIVE}", RECORD_STREAM,
+     "prefetching batches on a copy stream: peak memory", "PyTorch's default, `record_stream`"),
+    ("jobs", of_job("llama_varlen", "peak reserved"), "native, expandable",
+     "Llama training, sequences of 64 to 2,048 tokens: peak reserved",
+     "PyTorch's expandable segments"),
+    ("jobs", of_job("gpt2", "step time"), "native, expandable",
+     "GPT-2 124M training: time of a step", "PyTorch's expandable segments"),
+    ("engines", "fsdp2: peak reserved", "native",
+     "FSDP2 training of a Llama with 1.2 B parameters on two GPUs: peak reserved",
+     "PyTorch's default"),
+    ("gather", "a batch, 16 x 32", "native, plain PyTorch",
+     "a helper, here on esper_alloc: gathering CIFAR batches for 16 networks", "plain PyTorch"),
+    ("malloc_times", SLOWEST, "native",
+     "99.9th percentile of malloc time while GPT-2's memory grows", "PyTorch's default"),
 ]
 
 #: The README's sentences, each with a link to its file. `{x.ours}` and `{x.peer}` are figures of SAID["x"].
@@ -445,44 +233,16 @@ BULLETS = """\
 - **[Jobs on one stream gain little.](benchmarks/results/jobs.json)** GPT-2 124M takes {gpt2.ours} and
   {gpt2_step.ours} a step; with PyTorch's expandable segments {gpt2.peer} and {gpt2_step.peer}."""
 SAID: dict[str, tuple[str, Names, str]] = {
-    "dropped": (
-        "precision",
-        "dropped memory serves again after, 50 ms of work queued",
-        "native, record_stream",
-    ),
-    "step": ("pipeline", "step time", "native, record_stream"),
-    "peak": ("pipeline", "peak active over base", "native, record_stream"),
+    "dropped": ("precision", DROPPED, RECORD_STREAM),
+    "step": ("pipeline", "step time", RECORD_STREAM),
+    "peak": ("pipeline", ACTIVE, RECORD_STREAM),
     "kept_step": ("pipeline", "step time", "native, recipe"),
-    "kept": ("pipeline", "peak active over base", "native, recipe"),
-    "graph_reuse": (
-        "captures",
-        "a graph's private pool",
-        "native, graph_capture_record_stream_reuse",
-    ),
-    "llama_expandable": (
-        "jobs",
-        ("llama_varlen: peak reserved", "llama_varlen, mapped segments: peak reserved"),
-        "native, expandable",
-    ),
-    "graph": ("captures", "a graph's private pool", "native, record_stream"),
-    "llama": (
-        "jobs",
-        ("llama_varlen: peak reserved", "llama_varlen, mapped segments: peak reserved"),
-        "native",
-    ),
-    "live": (
-        "jobs",
-        ("llama_varlen: peak reserved", "llama_varlen, mapped segments: peak reserved"),
-        "least peak allocated of any peer",
-    ),
-    "gpt2": (
-        "jobs",
-        ("gpt2: peak reserved", "gpt2, mapped segments: peak reserved"),
-        "native, expandable",
-    ),
-    "gpt2_step": (
-        "jobs",
-        ("gpt2: step time", "gpt2, mapped segments: step time"),
-        "native, expandable",
-    ),
+    "kept": ("pipeline", ACTIVE, "native, recipe"),
+    "graph": ("captures", "a graph's private pool", RECORD_STREAM),
+    "graph_reuse": ("captures", "a graph's private pool", REUSE),
+    "llama": ("jobs", of_job("llama_varlen", "peak reserved"), "native"),
+    "llama_expandable": ("jobs", of_job("llama_varlen", "peak reserved"), "native, expandable"),
+    "live": ("jobs", of_job("llama_varlen", "peak reserved"), *ALLOCATED),
+    "gpt2": ("jobs", of_job("gpt2", "peak reserved"), "native, expandable"),
+    "gpt2_step": ("jobs", of_job("gpt2", "step time"), "native, expandable"),
 }

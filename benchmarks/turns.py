@@ -14,7 +14,6 @@ imported what they need and not touched the GPU.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -27,22 +26,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import IO, Any
 
-from common import (
-    OURS,
-    Case,
-    Results,
-    Rounds,
-    WorkerFailed,
-    driver_version,
-    nothing_measurable,
-    report,
-    result_in,
-    worker_process,
-)
+from common import OURS, Rounds, workers
+from measuring import driver_version
+
+WorkerFailed, report, reported = workers.WorkerFailed, workers.report, workers.reported
 
 #: What one process at a time needs at most: its threads and the driver's.
 CORES = 4
@@ -126,10 +115,9 @@ def in_children(
 class Worker:
     """A worker process that measures when it is asked."""
 
-    def __init__(self, script: str | Path, case: Case) -> None:
-        self.case = case
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = name
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command, environment = worker_process(script, case.allocator, case.args, case.environment)
         self._process = subprocess.Popen(
             command, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
@@ -156,18 +144,17 @@ class Worker:
         timer.start()
         try:
             for line in self._process.stdout:
-                found = result_in(line)
+                found = reported(line)
                 if found is not None:
                     return found
                 printed.append(line)
         finally:
             timer.cancel()
         if late.is_set():
-            raise WorkerFailed(f"{self.case.name}: no result within {timeout:.0f} s")
+            raise WorkerFailed(f"no result within {timeout:.0f} s")
         self._errors.seek(0)
-        tail = ("".join(printed) + self._errors.read())[-3000:]
         code = self._process.wait()
-        raise WorkerFailed(f"{self.case.name}: exit status {code} and this output:\n{tail}")
+        raise WorkerFailed(f"exit status {code}", "".join(printed) + self._errors.read())
 
     def end(self) -> None:
         """Ends the process, whatever it does."""
@@ -180,8 +167,7 @@ class Worker:
 
 
 def turns(
-    script: str | Path,
-    cases: Sequence[Case],
+    commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]],
     rounds: int,
     *,
     timeout: float = 300.0,
@@ -190,20 +176,20 @@ def turns(
     each: Callable[[Rounds], object] | None = None,
 ) -> Rounds:
     """What each case's worker reported in each round, by case; first what all reported
-    while they started. A worker that fails is printed, and missing from then on. No
-    round starts after `seconds`. `together`: all work at once. `each` is told after every
-    round what there is so far."""
+    while they started. `commands`: the command of each and its environment. A worker that fails
+    is printed, and missing from then on. No round starts after `seconds`. `together`: all work
+    at once. `each` is told after every round what there is so far."""
     begin = time.monotonic()
-    workers = [Worker(script, case) for case in cases]
+    started = [Worker(name, *how) for name, how in commands.items()]
     measured: Rounds = []
     try:
-        measured.append(_answers(workers, timeout))
-        print(f"{len(workers)} workers started in {time.monotonic() - begin:.1f} s", flush=True)
+        measured.append(_answers(started, timeout))
+        print(f"{len(started)} workers started in {time.monotonic() - begin:.1f} s", flush=True)
         for number in range(rounds):
             if number and time.monotonic() - begin > seconds:
                 print(f"stopped after {number} of {rounds} rounds: {seconds:.0f} s are over")
                 break
-            there = [worker for worker in workers if worker.case.name in measured[-1]]
+            there = [worker for worker in started if worker.name in measured[-1]]
             in_turn = [[worker] for worker in (there if number % 2 == 0 else reversed(there))]
             found: dict[str, dict[str, Any]] = {}
             for group in [there] if together else in_turn:
@@ -212,77 +198,21 @@ def turns(
             if each:
                 each(measured)
     finally:
-        for worker in workers:
+        for worker in started:
             worker.end()
     took = time.monotonic() - begin
-    print(f"{len(measured) - 1} rounds of {len(cases)} workers in {took:.1f} s", flush=True)
+    print(f"{len(measured) - 1} rounds of {len(started)} workers in {took:.1f} s", flush=True)
     return measured
 
 
-def turns_of_children(
-    script: str | Path,
-    cases: Sequence[Case],
-    rounds: int,
-    *,
-    each: Callable[[Rounds], object] | None = None,
-    **more: Any,
-) -> Rounds:
-    """turns() of workers that measure in_children(), without what starting them said."""
-    told = (lambda measured: each(measured[1:])) if each else None
-    return turns(script, cases, rounds, each=told, **more)[1:]
-
-
-def compare_children(
-    script: str | Path,
-    cases: Sequence[Case],
-    options: argparse.Namespace,
-    add: Callable[[Results, Rounds], object],
-    ours: str | None = OURS,
-) -> int:
-    """A benchmark whose cases take turns in children: `add` makes the rows of its rounds, after
-    each of them and at the end. The exit status. `ours`: as for Results.of_rounds()."""
-    if nothing_measurable():
-        return 1
-    results = Results(Path(script).stem, options.out)
-    measure = partial(turns_of_children, script, cases, options.rounds, seconds=options.seconds)
-    if not results.of_rounds(measure, partial(add, results), ours=ours):
-        print("nothing was measured" if ours is None else f"nothing was measured under {ours}")
-        return 1
-    return 0 if results.save() else 1
-
-
-def measured_beside(
-    script: str | Path,
-    cases: Sequence[Case],
-    options: argparse.Namespace,
-    loops: str,
-    add: Callable[[Rounds], object],
-    results: Results,
-    left_out: Mapping[str, str] | None = None,
-) -> bool:
-    """Runs a benchmark of the compiled loops `loops`: `add` makes the rows in `results` of its
-    rounds, after each of them and at the end. False, and why is printed, where nothing can be
-    or was measured."""
-    if nothing_measurable():
-        return False
-    from loops import load
-
-    load(loops)  # compile once, outside the workers' time
-    measure = partial(turns_of_children, script, cases, options.rounds, seconds=options.seconds)
-    if not results.of_rounds(measure, add, left_out):
-        print("nothing was measured under esper_alloc")
-        return False
-    return True
-
-
-def _answers(workers: Sequence[Worker], timeout: float) -> dict[str, dict[str, Any]]:
+def _answers(started: Sequence[Worker], timeout: float) -> dict[str, dict[str, Any]]:
     """Of those that gave one; all measure at the same time."""
     found = {}
-    for worker in workers:
+    for worker in started:
         worker.ask()
-    for worker in workers:
+    for worker in started:
         try:
-            found[worker.case.name] = worker.answer(timeout)
+            found[worker.name] = worker.answer(timeout)
         except WorkerFailed as error:
-            print(f"{worker.case.name}: {error}", flush=True)
+            print(f"{worker.name}: {error}", flush=True)
     return found

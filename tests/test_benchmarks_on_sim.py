@@ -1,6 +1,5 @@
-"""The measuring loops of benchmarks/pair.py, threads.py, churn.py and malloc_times.py, and
-pipeline.py's memory by layer, under PyTorch's own allocator and esper_alloc, both on the
-simulated device."""
+"""The measuring loops of benchmarks/calls.py, and the pipeline's memory by layer, under PyTorch's
+own allocator and esper_alloc, both on the simulated device."""
 
 from __future__ import annotations
 
@@ -25,23 +24,38 @@ import simulated, sys
 sys.path.insert(0, sys.argv.pop(1))
 import turns
 turns.in_a_child = lambda measure: measure()
-script = sys.argv[0] = sys.argv.pop(1)
-__import__(script).main()
+import run
+run.main()
 """
 
 
-def measured(library: Path, script: str, allocator: str, *arguments: str) -> dict[str, Any]:
-    """What a worker reports."""
-    env = {**os.environ, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": allocator}
-    env["SIM_CAPACITY_MB"] = "4096"
+def run(library: Path, code: str, *arguments: str, input: str = "", **env: str) -> list[str]:
+    """The lines that a program prints on the simulated device."""
     done = subprocess.run(
-        [sys.executable, "-c", WORKER, str(BENCHMARKS), script, "--worker", allocator, *arguments],
-        env=env, capture_output=True, text=True, timeout=3000, input="\n\n",
+        [sys.executable, "-c", code, str(BENCHMARKS), *arguments],
+        env={**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "4096", **env},
+        capture_output=True, text=True, timeout=3000, input=input,
     )  # fmt: skip
     if done.returncode and ("No such file or directory: 'g++'" in done.stderr):
         pytest.skip("no C++ compiler")
     assert done.returncode == 0, done.stderr
-    _, line = [one for one in done.stdout.splitlines() if one.startswith("benchmark-result: ")]
+    return done.stdout.splitlines()
+
+
+def measured(library: Path, topic: str, allocator: str, **settings: Any) -> dict[str, Any]:
+    """What the worker of a topic of one part reports."""
+    sys.path.insert(0, str(BENCHMARKS))
+    from common import Options
+    from run import Command
+    from topics import TOPICS
+
+    settings = {**TOPICS[topic].settings, **settings}
+    [part] = TOPICS[topic].parts
+    [case] = [one for one in part.cases if one.allocator == allocator]
+    command = Command(topic, Options(settings=settings), None, None)
+    [*_, flag, asked], _ = command.command_of(part, case)
+    lines = run(library, WORKER, flag, asked, input="\n\n", ESPER_SIMULATED_ALLOCATOR=allocator)
+    _, line = [one for one in lines if one.startswith("benchmark-result: ")]
     found: dict[str, Any] = json.loads(line.removeprefix("benchmark-result: "))
     return found
 
@@ -49,7 +63,8 @@ def measured(library: Path, script: str, allocator: str, *arguments: str) -> dic
 @pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_pairs_are_measured(library: Path, allocator: str) -> None:
-    figures = measured(library, "pair", allocator)["figures"]
+    figures = measured(library, "pair", allocator)
+    assert figures.pop("machine")["gpu"] == "simulated device 0"
     assert sorted(figures) == [
         "allocate() and drop, 4 KiB",
         *(f"raw_alloc + raw_delete, {size}" for size in ("1 MiB", "512 B", "64 MiB")),
@@ -61,44 +76,41 @@ def test_pairs_are_measured(library: Path, allocator: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_threads_are_measured(library: Path, allocator: str) -> None:
-    found = measured(library, "threads", allocator, "--most", "4", "--milliseconds", "500")
-    assert int(found["machine"]["cores"]) >= 1
-    assert found["machine"]["gpu"] == "simulated device 0"
-    assert sorted(found["figures"]) == sorted(
+    found = measured(library, "threads", allocator, most=4, milliseconds=500)
+    assert int(found.pop("machine")["cores"]) >= 1
+    assert sorted(found) == sorted(
         f"{kind}, {size}, {threads} threads"
         for size in ("4 KiB", "1 MiB")
         for kind, counts in (("pairs", (1, 4)), ("pairs, handed on", (4,)))
         for threads in counts
     )
-    assert all(rate > 0 for rate in found["figures"].values())
+    assert all(rate > 0 for rate in found.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_churn_is_measured(library: Path, allocator: str) -> None:
-    found = measured(library, "churn", allocator, "--most", "100000", "--operations", "2000")
-    figures = found["figures"]
+    figures = measured(library, "churn", allocator, most=100_000, operations=2000)
+    left_out = figures.pop("left_out")
+    del figures["machine"]
     live = ("100 live blocks up to 8 MiB", "1,000 live blocks up to 8 MiB")
     assert sorted(figures) == sorted(
         f"{one}: {what}" for one in live for what in ("ns", "reserved")
     )
     assert all(figures[f"{one}: ns"] > 0 and figures[f"{one}: reserved"] >= 1 for one in live)
     # 10,000 blocks are more than the simulated device has.
-    assert list(found["left_out"]) == [
-        f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")
-    ]
-    assert all("are free" in why for why in found["left_out"].values())
+    assert list(left_out) == [f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")]
+    assert all("are free" in why for why in left_out.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
 def test_a_recorded_jobs_mallocs_and_frees_are_timed(library: Path, allocator: str) -> None:
     trace = HERE / "traces" / "expandable.pickle.gz"
-    jobs = measured(library, "malloc_times", allocator, str(trace))["jobs"]
-    assert list(jobs) == ["expandable"]
+    found = measured(library, "malloc_times", allocator, files=[str(trace)])
     for when in ("whole", "warm"):
         median, slow, mallocs, inside = (
-            jobs["expandable"][f"{when}_{what}_us"] for what in ("median", "slow", "sum", "inside")
+            found[f"expandable: {when}_{what}_us"] for what in ("median", "slow", "sum", "inside")
         )
         assert 0 < median <= slow <= mallocs < inside  # frees take some time too
 
@@ -108,32 +120,24 @@ WARM = """
 import simulated, struct, sys
 sys.path.insert(0, sys.argv.pop(1))
 import loops, torch
-module = loops.load("malloc_times")
 packed = b"".join(struct.pack("<IIIIQ", code, 0, 1, 0, 32 << 20) for code in (0, 1))
 for _ in range(3):
-    module.times_ns(packed, 1, 2)
+    loops.times_ns(packed, 1, 2)
     print(torch.cuda.memory_reserved() >> 20)
 """
 
 
 @pytest.mark.slow
 def test_a_recorded_jobs_streams_are_the_same_when_it_is_warm(library: Path) -> None:
-    env = {**os.environ, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": "native"}
-    done = subprocess.run(
-        [sys.executable, "-c", WARM, str(BENCHMARKS)],
-        env=env, capture_output=True, text=True, timeout=3000,
-    )  # fmt: skip
-    if done.returncode and ("No such file or directory: 'g++'" in done.stderr):
-        pytest.skip("no C++ compiler")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["32"] * 3
+    assert run(library, WARM, ESPER_SIMULATED_ALLOCATOR="native") == ["32"] * 3
 
 
 @pytest.mark.slow
 def test_the_pipelines_memory_is_what_the_result_file_says(tmp_path: Path) -> None:
     """On the simulated device, where the same program takes the same memory every time."""
     out = tmp_path / "pipeline.json"
-    command = [sys.executable, str(BENCHMARKS / "pipeline.py"), "--simulated", "--out", str(out)]
+    command = [sys.executable, str(BENCHMARKS / "run.py"), "pipeline", "--part", "simulated"]
+    command += ["--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stdout + done.stderr
     [row] = json.loads(out.read_text())["rows"]
@@ -141,8 +145,8 @@ def test_the_pipelines_memory_is_what_the_result_file_says(tmp_path: Path) -> No
     recorded = json.loads((BENCHMARKS / "results" / "pipeline.json").read_text())["rows"]
     [same] = [one for one in recorded if one["name"] == row["name"]]
     assert row["ours_by_layer"] == same["ours_by_layer"], (
-        "the allocator takes other memory now: run `python benchmarks/pipeline.py --simulated`, "
-        "and benchmarks/readme.py, which draws it"
+        "the allocator takes other memory now: run `python benchmarks/run.py pipeline "
+        "--part simulated`, and benchmarks/readme.py, which draws it"
     )
 
 
@@ -151,7 +155,7 @@ WITHIN = """
 import simulated, sys, json
 sys.path.insert(0, sys.argv.pop(1))
 import torch
-from least import run_within
+from streams import run_within
 
 def make():
     base, side = torch.empty(64 << 20, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
@@ -167,13 +171,8 @@ print(json.dumps(run_within(make, (1, 2), int(sys.argv[1]) << 20)))
 
 @pytest.mark.parametrize(("mib", "failed"), [(160, 0), (80, 1)])
 def test_a_pipeline_has_no_more_than_its_limit(library: Path, mib: int, failed: int) -> None:
-    env = {**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "1024"}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHIN, str(BENCHMARKS), str(mib)],
-        env=env, capture_output=True, text=True, timeout=3000,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    lines = run(library, WITHIN, str(mib), SIM_CAPACITY_MB="1024")
+    found = json.loads(lines[-1])
     assert found["failed"] == failed and (found["step_ms"] is None) == bool(failed)
     assert (found["ooms"] > 0) == bool(failed) and (found["why"] is not None) == bool(failed)
     assert found["reserved"] <= mib << 20
@@ -184,11 +183,10 @@ SHORT_ROUNDS = """
 import simulated, sys, time
 sys.path.insert(0, sys.argv.pop(1))
 import loops
-module = loops.load("churn")
-module.churn(100, 9.0, 20.0, 2.0, 1000, 1, 1.0)
+loops.churn(100, 9.0, 20.0, 2.0, 1000, rounds=1, longest=1.0)
 count, longest = 20_000_000, float(sys.argv.pop(1))
 begin = time.monotonic()
-ns, live, reserved = module.churn(100, 9.0, 20.0, 2.0, count, 1, longest)
+ns, live, reserved = loops.churn(100, 9.0, 20.0, 2.0, count, rounds=1, longest=longest)
 assert 0 < live < reserved and len(ns) == 1
 print(ns[0] * count / 1e9, time.monotonic() - begin)
 """
@@ -196,13 +194,6 @@ print(ns[0] * count / 1e9, time.monotonic() - begin)
 
 @pytest.mark.slow
 def test_a_round_of_churn_ends_when_its_time_is_over(library: Path) -> None:
-    env = {**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "4096"}
-    done = subprocess.run(
-        [sys.executable, "-c", SHORT_ROUNDS, str(BENCHMARKS), "0.01"],
-        env=env, capture_output=True, text=True, timeout=3000,
-    )  # fmt: skip
-    if done.returncode and ("No such file or directory: 'g++'" in done.stderr):
-        pytest.skip("no C++ compiler")
-    assert done.returncode == 0, done.stderr
-    all_would_take, took = map(float, done.stdout.split())
+    [line] = run(library, SHORT_ROUNDS, "0.01")
+    all_would_take, took = map(float, line.split())
     assert took < all_would_take  # for one of the two rounds

@@ -1,4 +1,4 @@
-"""The jobs of benchmarks/workloads.py on the CPU: what they compute, and that it repeats."""
+"""The jobs of benchmarks/models.py on the CPU: what they compute, and that it repeats."""
 
 from __future__ import annotations
 
@@ -13,22 +13,15 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def workloads(monkeypatch: pytest.MonkeyPatch):
+def models(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("common", "train", "workloads", "random_sizes"):
+    for name in ("common", "measuring", "models", "streams", "neighbour", "jobs", "startup"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    import workloads
+    import models
 
-    monkeypatch.setattr(workloads, "DEVICE", "cpu")
-    return workloads
-
-
-@pytest.fixture
-def random_sizes(workloads):
-    import random_sizes
-
+    monkeypatch.setattr(models, "DEVICE", "cpu")
     torch.manual_seed(0)
-    return random_sizes
+    return models
 
 
 #: The jobs that run on a CPU, and those of them whose sizes never repeat.
@@ -36,8 +29,8 @@ NEVER_TWICE = ("moe", "resolutions", "serving", "packed")
 ON_CPU = ("llama_varlen", "llama_decode", "ppo", *NEVER_TWICE)
 
 
-def outputs(workloads, name: str, passes: int) -> list[float]:
-    job = workloads.JOBS[name]
+def outputs(models, name: str, passes: int) -> list[float]:
+    job = models.JOBS[name]
     torch.manual_seed(0)
     step = job.make(True)
     return [float(step(number)) for _ in range(passes) for number in range(job.small_steps)]
@@ -45,55 +38,55 @@ def outputs(workloads, name: str, passes: int) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_CPU)
-def test_a_job_repeats_bit_for_bit(workloads, name):
-    first, second = outputs(workloads, name, 2), outputs(workloads, name, 2)
+def test_a_job_repeats_bit_for_bit(models, name):
+    first, second = outputs(models, name, 2), outputs(models, name, 2)
     assert first == second
     assert len(set(first)) > 1 and all(one == one for one in first)
 
 
 @pytest.mark.parametrize("name", ["llama_varlen", "moe", "packed"])
-def test_strict_jobs_have_nothing_that_is_refused(workloads, name):
+def test_strict_jobs_have_nothing_that_is_refused(models, name):
     """As far as the CPU can tell."""
-    assert workloads.JOBS[name].strict
+    assert models.JOBS[name].strict
     torch.use_deterministic_algorithms(True)
     try:
-        outputs(workloads, name, 1)
+        outputs(models, name, 1)
     finally:
         torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.slow
-def test_training_learns(workloads):
+def test_training_learns(models):
     torch.manual_seed(0)
-    step = workloads.llama_trainer(workloads.SMALL)
+    step = models.llama_trainer(models.SMALL)
     losses = [float(step(2, 64)) for _ in range(60)]
     assert losses[-1] < losses[0] - 1
 
 
-def test_decoding_with_a_cache_gives_what_the_whole_sequence_gives(workloads):
+def test_decoding_with_a_cache_gives_what_the_whole_sequence_gives(models):
     torch.manual_seed(0)
-    model = workloads.llama(workloads.SMALL).eval()
-    ids = torch.randint(workloads.SMALL.vocabulary, (2, 20))
+    model = models.llama(models.SMALL).eval()
+    ids = torch.randint(models.SMALL.vocabulary, (2, 20))
     with torch.inference_mode():
         whole = model(ids)
-        caches = [None] * workloads.SMALL.layers
+        caches = [None] * models.SMALL.layers
         pieces = [model(ids[:, :8], caches)]
         pieces += [model(ids[:, at : at + 1], caches) for at in range(8, 20)]
     assert torch.allclose(torch.cat(pieces, dim=1), whole, atol=1e-4)
     assert [tuple(keys.shape) for keys, _ in caches] == [(2, 4, 20, 16)] * 2
 
 
-def test_the_schedule_of_lengths_reaches_its_most_and_stays_within(workloads):
-    schedule = workloads.varlen_schedule(40, 6, 2048)
-    assert schedule == workloads.varlen_schedule(40, 6, 2048)
+def test_the_schedule_of_lengths_reaches_its_most_and_stays_within(models):
+    schedule = models.varlen_schedule(40, 6, 2048)
+    assert schedule == models.varlen_schedule(40, 6, 2048)
     assert max(schedule) == (6, 2048)
     assert all(1 <= batch <= 6 and 64 <= length <= 2048 for batch, length in schedule)
     assert len(set(schedule)) > 30
 
 
-def test_every_job_says_its_schedule(workloads):
-    assert set(workloads.JOBS) == {"gpt2", "resnet50", *ON_CPU}
-    for job in workloads.JOBS.values():
+def test_every_job_says_its_schedule(models):
+    assert set(models.JOBS) == {"gpt2", "resnet50", *ON_CPU}
+    for job in models.JOBS.values():
         assert job.schedule and job.steps >= job.small_steps > 1
 
 
@@ -117,23 +110,23 @@ class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
 @pytest.mark.parametrize(
     ("name", "operator"), [("resolutions", "mse_loss."), ("packed", "embedding.")]
 )
-def test_no_step_has_the_size_of_another(workloads, name, operator):
+def test_no_step_has_the_size_of_another(models, name, operator):
     sizes = Sizes(operator)
     with sizes:
-        outputs(workloads, name, 3)
-    steps = 3 * workloads.JOBS[name].small_steps
+        outputs(models, name, 3)
+    steps = 3 * models.JOBS[name].small_steps
     assert len(sizes.seen) == len(set(sizes.seen)) == steps
 
 
-def test_what_was_drawn_is_not_given_again(random_sizes):
+def test_what_was_drawn_is_not_given_again(models):
     drawn = iter([3, 1, 3, 3, 2, 1, 4])
-    fresh = random_sizes.never_twice(lambda: next(drawn))
+    fresh = models.never_twice(lambda: next(drawn))
     assert [next(fresh) for _ in range(4)] == [3, 1, 2, 4]
 
 
-def test_packed_rows_are_within_their_bounds(random_sizes):
-    draw = random_sizes.random.Random(1)
-    rows = [random_sizes.packing(draw, 2048, 8192, 2048) for _ in range(300)]
+def test_packed_rows_are_within_their_bounds(models):
+    draw = models.random.Random(1)
+    rows = [models.packing(draw, 2048, 8192, 2048) for _ in range(300)]
     sums = [sum(row) for row in rows]
     assert min(sums) >= 2048 and max(sums) <= 8192 and max(sums) - min(sums) > 5000
     assert all(1 <= length <= 2048 for row in rows for length in row)
@@ -141,30 +134,30 @@ def test_packed_rows_are_within_their_bounds(random_sizes):
     assert len({len(row) for row in rows}) > 4
 
 
-def decoder_of(random_sizes, workloads):
-    return random_sizes.decoder(workloads.SMALL).eval()
+def decoder_of(models):
+    return models.decoder(models.SMALL).eval()
 
 
-def alone(random_sizes, model, ids):
+def alone(models, model, ids):
     """The logits of one sequence with nothing beside it."""
     lengths = [len(ids)]
-    positions = random_sizes.positions_of(lengths)
-    return model.logits(model(ids, positions, random_sizes.each_apart(lengths)))
+    positions = models.positions_of(lengths)
+    return model.logits(model(ids, positions, models.each_apart(lengths)))
 
 
 @torch.no_grad()
-def test_packed_sequences_do_not_see_each_other(random_sizes, workloads):
-    model, lengths = decoder_of(random_sizes, workloads), [7, 1, 20, 12]
+def test_packed_sequences_do_not_see_each_other(models):
+    model, lengths = decoder_of(models), [7, 1, 20, 12]
     ids = torch.randint(256, (40,))
-    positions = random_sizes.positions_of(lengths)
-    row = model.logits(model(ids, positions, random_sizes.each_apart(lengths)))
-    parts = [alone(random_sizes, model, part) for part in ids.split(lengths)]
+    positions = models.positions_of(lengths)
+    row = model.logits(model(ids, positions, models.each_apart(lengths)))
+    parts = [alone(models, model, part) for part in ids.split(lengths)]
     assert torch.allclose(row, torch.cat(parts), atol=1e-4)
-    assert not torch.allclose(row, alone(random_sizes, model, ids), atol=1e-2)
+    assert not torch.allclose(row, alone(models, model, ids), atol=1e-2)
 
 
-def test_each_packed_token_is_followed_by_its_own_sequences(random_sizes, workloads):
-    texts = random_sizes.Texts(workloads.SMALL, random_sizes.random.Random(2))
+def test_each_packed_token_is_followed_by_its_own_sequences(models):
+    texts = models.Texts(models.SMALL, models.random.Random(2))
     taken = []
     take = texts.take
     texts.take = lambda length: taken.append(take(length)) or taken[-1]
@@ -175,28 +168,28 @@ def test_each_packed_token_is_followed_by_its_own_sequences(random_sizes, worklo
 
 
 @torch.no_grad()
-def test_a_served_request_gets_what_it_would_get_alone(random_sizes, workloads):
+def test_a_served_request_gets_what_it_would_get_alone(models):
     """Requests that join and leave while others run; each token is the likeliest after the
     sequence so far."""
-    model = decoder_of(random_sizes, workloads)
+    model = decoder_of(models)
     prompts = [torch.randint(256, (length,)) for length in (9, 30, 4)]
-    requests = [random_sizes.Request(prompt, left) for prompt, left in zip(prompts, (3, 6, 4))]
+    requests = [models.Request(prompt, left) for prompt, left in zip(prompts, (3, 6, 4))]
     got = [list(prompt) for prompt in prompts]
     for number in range(6):
         running = [one for one in requests[: 2 + (number > 0)] if one.left]
-        for one, token in zip(running, random_sizes.serve(model, running)):
+        for one, token in zip(running, models.serve(model, running)):
             got[requests.index(one)].append(token)
     assert [one.left for one in requests] == [0, 0, 0]
     for ids, prompt, request in zip(got, prompts, requests):
         for end in range(len(prompt), len(ids)):
-            assert alone(random_sizes, model, torch.stack(ids[:end]))[-1].argmax() == ids[end]
+            assert alone(models, model, torch.stack(ids[:end]))[-1].argmax() == ids[end]
         assert request.seen == len(ids) - 1
         assert {len(k) for k, _ in request.caches.values()} == {request.seen}
 
 
-def test_served_requests_come_and_go_with_caches_of_their_own(random_sizes, workloads, monkeypatch):
+def test_served_requests_come_and_go_with_caches_of_their_own(models, monkeypatch):
     steps = []
-    serve = random_sizes.serve
+    serve = models.serve
 
     def watched(model, requests):
         before = [len(one.latest) for one in requests]
@@ -207,16 +200,16 @@ def test_served_requests_come_and_go_with_caches_of_their_own(random_sizes, work
                 assert cached.untyped_storage().nbytes() == cached.nbytes
         return tokens
 
-    monkeypatch.setattr(random_sizes, "serve", watched)
-    outputs(workloads, "serving", 3)
+    monkeypatch.setattr(models, "serve", watched)
+    outputs(models, "serving", 3)
     assert any(1 in before and max(before) > 1 for before, _ in steps)  # prefill beside decoding
     assert all(1 <= len(before) <= 4 for before, _ in steps)
     requests = {id(one): one for _, running in steps for one in running}.values()
     assert sum(not one.left for one in requests) > 5
 
 
-def test_experts_give_what_all_of_them_would_give_weighted(random_sizes):
-    experts = random_sizes.Experts(16, 24, 6, 2)
+def test_experts_give_what_all_of_them_would_give_weighted(models):
+    experts = models.Experts(16, 24, 6, 2)
     x = torch.randn(50, 16)
     found = experts(x)
     likes = experts.router(x).softmax(dim=-1)
@@ -229,8 +222,8 @@ def test_experts_give_what_all_of_them_would_give_weighted(random_sizes):
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(given, wanted))
 
 
-def test_an_expert_may_get_nothing_and_imbalance_is_seen(random_sizes):
-    experts = random_sizes.Experts(8, 8, 4, 1)
+def test_an_expert_may_get_nothing_and_imbalance_is_seen(models):
+    experts = models.Experts(8, 8, 4, 1)
     x = torch.rand(32, 8)
     with torch.no_grad():
         experts.router.weight.zero_()
@@ -240,37 +233,37 @@ def test_an_expert_may_get_nothing_and_imbalance_is_seen(random_sizes):
     assert experts.imbalance.item() == pytest.approx(4.0, abs=1e-3)
 
 
-def test_loads_of_experts_differ_from_step_to_step(random_sizes, workloads, monkeypatch):
+def test_loads_of_experts_differ_from_step_to_step(models, monkeypatch):
     loads = []
-    forward = random_sizes.Experts.forward
+    forward = models.Experts.forward
 
     def watched(self, x):
         found = forward(self, x)
         loads.append(tuple(self.loads))
         return found
 
-    monkeypatch.setattr(random_sizes.Experts, "forward", watched)
-    outputs(workloads, "moe", 2)
-    assert len(loads) == len(set(loads)) == 2 * 3 * workloads.SMALL.layers
+    monkeypatch.setattr(models.Experts, "forward", watched)
+    outputs(models, "moe", 2)
+    assert len(loads) == len(set(loads)) == 2 * 3 * models.SMALL.layers
 
 
 @pytest.mark.parametrize("size", [(16, 16), (17, 31), (33, 20)])
-def test_a_unet_keeps_any_size(random_sizes, size):
-    model = random_sizes.UNet((4, 8, 16))
+def test_a_unet_keeps_any_size(models, size):
+    model = models.UNet((4, 8, 16))
     assert model(torch.randn(2, 3, *size)).shape == (2, 3, *size)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["moe", "packed"])
-def test_what_is_never_the_same_learns_too(random_sizes, workloads, job, monkeypatch):
+def test_what_is_never_the_same_learns_too(models, job, monkeypatch):
     """Texts of one stretch, so that there is something to learn."""
-    monkeypatch.setattr(random_sizes.Texts, "take", lambda self, length: self.tokens[:length])
-    step = getattr(random_sizes, job)(True)
+    monkeypatch.setattr(models.Texts, "take", lambda self, length: self.tokens[:length])
+    step = getattr(models, job)(True)
     losses = [float(step(number)) for number in range(25)]
     assert sum(losses[-3:]) < sum(losses[:3]) - 1
 
 
-# --- the measuring side of jobs.py, limits.py and startup.py, on a CPU ---------------
+# --- the measuring side of jobs.py and startup.py, on a CPU ---------------
 
 
 class Card:
@@ -307,9 +300,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     return Card(monkeypatch)
 
 
-def script(monkeypatch: pytest.MonkeyPatch, workloads, name: str):
-    for other in ("jobs", "neighbour", "limits", "startup"):
-        monkeypatch.delitem(sys.modules, other, raising=False)
+def script(monkeypatch: pytest.MonkeyPatch, models, name: str):
     module = __import__(name)
     if hasattr(module, "prepare"):
         monkeypatch.setattr(module, "prepare", lambda *how: torch.manual_seed(0))
@@ -318,15 +309,15 @@ def script(monkeypatch: pytest.MonkeyPatch, workloads, name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_CPU)
-def test_a_measured_job_gives_every_figure(monkeypatch, workloads, card, name):
-    jobs = script(monkeypatch, workloads, "jobs")
+def test_a_measured_job_gives_every_figure(monkeypatch, models, card, name):
+    jobs = script(monkeypatch, models, "jobs")
     monkeypatch.setattr(jobs, "nvidia_smi_used_mib", lambda: 81925.0)
     passes = jobs.measure("native", name, True)
     assert next(passes) == {} and not card.calls  # imported, and nothing more
     smi = iter([1000.0, 1000.0 + 2048 + 700])  # before, when others have 1000 MiB, and after
     monkeypatch.setattr(jobs, "nvidia_smi_used_mib", lambda: next(smi))
     found = next(passes)
-    assert len(found["outputs"]) == workloads.JOBS[name].small_steps
+    assert len(found["outputs"]) == models.JOBS[name].small_steps
     assert found["beyond_reserved_mib"] == 80 * 1024 - 2048 - 1000
     assert found["smi_beyond_reserved_mib"] == 700
     assert found["retries"] == 0 and found["machine"]["gpu"] == "a card"
@@ -343,7 +334,7 @@ def test_a_measured_job_gives_every_figure(monkeypatch, workloads, card, name):
     assert first["outputs"] == found["outputs"] and "smi_beyond_reserved_mib" not in first
 
 
-def test_a_job_is_made_deterministic(monkeypatch, workloads, card):
+def test_a_job_is_made_deterministic(monkeypatch, models, card):
     jobs = __import__("jobs")
     monkeypatch.setattr(jobs, "use_allocator", lambda name: card.calls.append(name))
     before = torch.utils.deterministic.fill_uninitialized_memory
@@ -361,8 +352,8 @@ def test_a_job_is_made_deterministic(monkeypatch, workloads, card):
         torch.utils.deterministic.fill_uninitialized_memory = before
 
 
-def test_a_history_is_recorded(monkeypatch, workloads, card, tmp_path):
-    jobs = script(monkeypatch, workloads, "jobs")
+def test_a_history_is_recorded(monkeypatch, models, card, tmp_path):
+    jobs = script(monkeypatch, models, "jobs")
     said = []
     monkeypatch.setattr(
         torch.cuda.memory, "_record_memory_history", lambda *a, **k: said.append(("on", a, k))
@@ -371,54 +362,54 @@ def test_a_history_is_recorded(monkeypatch, workloads, card, tmp_path):
     monkeypatch.setattr(
         torch.cuda, "memory_snapshot", lambda: [{"is_expandable": True}, {"is_expandable": False}]
     )
-    found = jobs.record("native", "ppo", True, "here")
+    found = jobs.record("native", "ppo", "here", small=True)
     assert found["segments"] == "mapped"
     assert said == [("on", ("all",), {"context": None, "stacks": "python"}), "here"]
     assert found["peak_reserved_mib"] == 5 * 1024
     steps = []
-    counted = workloads.Job(lambda small: steps.append, 9, 3, False, "counted")
-    monkeypatch.setitem(workloads.JOBS, "ppo", counted)
-    jobs.record("native", "ppo", True, "there", 2)
+    counted = models.Job(lambda small: steps.append, 9, 3, False, "counted")
+    monkeypatch.setitem(models.JOBS, "ppo", counted)
+    jobs.record("native", "ppo", "there", 2, True)
     assert steps == [0, 1, 2, 0, 1, 2]
 
 
 @pytest.mark.slow
-def test_the_largest_batch_is_bisected(monkeypatch, workloads, card):
-    limits = script(monkeypatch, workloads, "limits")
-    monkeypatch.setattr(limits, "MOST", 16)
-    works = limits.trial
+def test_the_largest_batch_is_bisected(monkeypatch, models, card):
+    jobs = script(monkeypatch, models, "jobs")
+    monkeypatch.setattr(jobs, "MOST", 16)
+    works = jobs.trial
 
     def trial(name, batch, small):
         if batch > 5:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         works(name, min(batch, 2), True)
 
-    monkeypatch.setattr(limits, "trial", trial)
-    found = limits.measure("native", "batch", "llama_varlen", False)
+    monkeypatch.setattr(jobs, "trial", trial)
+    found = jobs.limits("native", "batch", "llama_varlen", False)
     assert found["batch"] == 5 and found["tries"] == 6  # 1, 2, 4, 8, 6, 5
     assert card.calls.count("empty_cache") == 6
     assert card.calls.count("set_per_process_memory_fraction") == 1
 
 
-def test_other_errors_than_lack_of_memory_are_not_hidden(monkeypatch, workloads):
-    limits = script(monkeypatch, workloads, "limits")
+def test_other_errors_than_lack_of_memory_are_not_hidden(monkeypatch, models):
+    jobs = script(monkeypatch, models, "jobs")
     with pytest.raises(ValueError):
-        limits.survives(lambda: int("x"))
+        jobs.survives(lambda: int("x"))
 
 
-def test_a_job_with_the_limit_in_use(monkeypatch, workloads, card):
-    limits = script(monkeypatch, workloads, "limits")
+def test_a_job_with_the_limit_in_use(monkeypatch, models, card):
+    jobs = script(monkeypatch, models, "jobs")
     asked = []
-    monkeypatch.setattr(limits, "take", asked.append)
-    found = limits.run_under_pressure("tight", "ppo", True)
+    monkeypatch.setattr(jobs, "take", asked.append)
+    found = jobs.run_under_pressure("tight", "ppo", True)
     assert asked[0] == int((20 << 30) * 0.99) - (3 << 30)
     assert found["failed"] == 0 and found["step_ms"] > 0 and found["retries"] == 0
     assert found["peak_mib"] == 3 * 1024
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_job_beside_a_neighbour(monkeypatch, workloads, card, fails):
-    limits = script(monkeypatch, workloads, "limits")
+def test_a_job_beside_a_neighbour(monkeypatch, models, card, fails):
+    jobs = script(monkeypatch, models, "jobs")
     left = []
 
     class Client:
@@ -433,8 +424,8 @@ def test_a_job_beside_a_neighbour(monkeypatch, workloads, card, fails):
             if fails and len(left) == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory. More.\nMuch more.")
 
-    monkeypatch.setattr(limits, "Client", Client)
-    found = limits.run_under_pressure("neighbour", "ppo", True)
+    monkeypatch.setattr(jobs, "Client", Client)
+    found = jobs.run_under_pressure("neighbour", "ppo", True)
     rooms = [int(part * (3 << 30)) - (2 << 30) + (64 << 20) for part in (1.1, 1.05)]
     assert left == [*rooms, "ended"]
     assert found["failed"] == int(fails)
@@ -443,21 +434,21 @@ def test_a_job_beside_a_neighbour(monkeypatch, workloads, card, fails):
     assert "set_per_process_memory_fraction" not in card.calls
 
 
-def test_startup_measures_each_step(monkeypatch, workloads, card):
-    startup = script(monkeypatch, workloads, "startup")
+def test_startup_measures_each_step(monkeypatch, models, card):
+    startup = script(monkeypatch, models, "startup")
     monkeypatch.setattr(torch, "empty", lambda size, device: torch.zeros(size))
-    found = startup.measure_first("native")
+    found = startup.first("native")
     assert set(found) == {
         "machine", "context_ms", "idle_mib", "first_ms", "first_allocation_us", "after_mib",
     }  # fmt: skip
     assert found["idle_mib"] == 80 * 1024
-    assert list(startup.measure_import("native")) == ["torch_ms"]
+    assert list(startup.imports("native")) == ["machine", "torch_ms"]
     import esper_alloc
 
     monkeypatch.setattr(esper_alloc, "enable", lambda: card.calls.append("enabled"))
     monkeypatch.setattr(esper_alloc, "is_enabled", lambda: True)
-    found = startup.measure_import("esper_alloc")
+    found = startup.imports("esper_alloc")
     assert found["torch_ms"] <= found["import_ms"] <= found["enabled_ms"]
     assert card.calls.count("enabled") == 1
-    startup.measure_first("esper_alloc")
+    startup.first("esper_alloc")
     assert card.calls.count("enabled") == 2

@@ -1,6 +1,7 @@
 """``python -m esper_alloc bench``: this allocator beside PyTorch's own, on this machine.
 
-Every measurement runs in a fresh process (bench_worker.py), the allocators in turn,
+Every measurement runs in a fresh process (workers.py starts it, bench_worker.py is it), the
+allocators in turn,
 round by round. The medians go into a table, and if wanted into a plot and a file.
 The larger benchmarks stand in the sources, under benchmarks/.
 """
@@ -8,37 +9,21 @@ The larger benchmarks stand in the sources, under benchmarks/.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.util
 import json
-import os
 import statistics
-import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from .bench_worker import MARK, OURS
+from . import workers
 from .plots import PlotError, check_plot
 from .progress import Progress
+from .workers import OURS, WorkerFailed
 
-#: The allocators, and what each needs in the environment before torch is imported.
-ALLOCATORS: dict[str, dict[str, str]] = {
-    OURS: {},
-    "native": {},
-    "native, expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    "cudaMallocAsync": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
-}
-
-# What would choose or tune an allocator behind our back.
-_FOREIGN = (
-    "ESPER_ALLOC",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "CUDA_LAUNCH_BLOCKING",
-)
+#: The allocators that are compared, ours first.
+ALLOCATORS = (OURS, workers.NATIVE, workers.EXPANDABLE, workers.ASYNC)
 
 
 @dataclass(frozen=True)
@@ -70,25 +55,14 @@ class BenchError(Exception):
 Measured = dict[str, list[dict[str, Any]]]  # by allocator, what each round's process said
 
 
-# ---- what is needed -----------------------------------------------------------
-
-
 def check_machine() -> None:
     """Raises BenchError where nothing can be measured. Imports no torch."""
     if importlib.util.find_spec("torch") is None:
         raise BenchError("PyTorch is not installed: install torch with CUDA")
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    why = workers.gpu_missing()
+    if why:
         raise BenchError(
-            "this needs an NVIDIA GPU, and there is no CUDA driver (libcuda.so.1) here; "
-            "`python -m esper_alloc doctor` says more"
-        ) from None
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        raise BenchError(
-            "this needs an NVIDIA GPU, and the CUDA driver finds none; "
-            "`python -m esper_alloc doctor` says more"
+            f"this needs an NVIDIA GPU, and {why}; `python -m esper_alloc doctor` says more"
         )
 
 
@@ -96,49 +70,39 @@ def check_machine() -> None:
 
 
 def run_worker(allocator: str, small: bool) -> dict[str, Any]:
-    """What one fresh process measured. Raises BenchError with the end of its output."""
-    environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
-    environment.update(ALLOCATORS[allocator])
+    """What one fresh process measured. Raises WorkerFailed."""
     command = [sys.executable, "-m", "esper_alloc.cli.bench_worker", allocator]
-    done = subprocess.run(
-        [*command, "--small"] if small else command,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    for line in reversed(done.stdout.splitlines()):
-        if done.returncode == 0 and line.startswith(MARK):
-            found: dict[str, Any] = json.loads(line[len(MARK) :])
-            return found
-    last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
-    raise BenchError(f"{allocator}: exit status {done.returncode}: {last[0]}")
+    command += ["--small"] if small else []
+    return workers.run_worker(command, workers.environment(workers.ENVIRONMENTS[allocator]))
 
 
 def measure(rounds: int, small: bool) -> Measured:
     """A process for each allocator a round, in turn. An allocator that fails is named
     and left out from then on; raises BenchError where ours fails."""
-    measured: Measured = {allocator: [] for allocator in ALLOCATORS}
-    failed: set[str] = set()
     progress = Progress(rounds * len(ALLOCATORS), every_s=0)
+
+    def one(turn: int, allocator: str) -> dict[str, Any]:
+        progress.begin(f"round {turn + 1} of {rounds}: {allocator}")
+        found = run_worker(allocator, small)
+        progress.end()
+        return found
+
+    def failed(turn: int, allocator: str, error: WorkerFailed) -> None:
+        why = f"{allocator}: {error.brief}"
+        if allocator == OURS:
+            raise BenchError(why)
+        progress.clear()
+        print(f"left out: {why}", file=sys.stderr, flush=True)
+        for _ in range(turn, rounds):
+            progress.end()
+
     try:
-        for turn in range(rounds):
-            for allocator in ALLOCATORS:
-                if allocator in failed:
-                    progress.end()
-                    continue
-                progress.begin(f"round {turn + 1} of {rounds}: {allocator}")
-                try:
-                    measured[allocator].append(run_worker(allocator, small))
-                except BenchError as error:
-                    if allocator == OURS:
-                        raise
-                    failed.add(allocator)
-                    progress.clear()
-                    print(f"left out: {error}", file=sys.stderr, flush=True)
-                progress.end()
+        found = workers.alternate(ALLOCATORS, rounds, one, failed, patience=1)
     finally:
         progress.close()
-    return {allocator: found for allocator, found in measured.items() if found}
+    return {
+        name: [one[name] for one in found if name in one] for name in ALLOCATORS if name in found[0]
+    }
 
 
 def medians(measured: Measured) -> dict[str, dict[str, float]]:

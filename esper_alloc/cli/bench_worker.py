@@ -7,15 +7,14 @@ be a process of its own: PyTorch's allocator is chosen once.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-OURS = "esper_alloc"
-MARK = "bench-result: "
+from .workers import OURS, report
+
 MIB = 1 << 20
 
 SIZES = {"pair_512b_ns": 512, "pair_1mib_ns": MIB, "pair_64mib_ns": 64 * MIB}
@@ -26,7 +25,7 @@ def main() -> int:
     parser.add_argument("allocator", metavar="NAME")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    print(MARK + json.dumps(measure(options.allocator, options.small)), flush=True)
+    report(measure(options.allocator, options.small))
     return 0
 
 

@@ -3,7 +3,7 @@
     python programs.py [--sanitizer] [PROGRAM...]
 
 Prints JSON: for each program the bugs that it names, and what was found, each a sorted list of
-[kind, line]. On the simulated device all that can run there. benchmarks/auditor.py reads it, too.
+[kind, line]. On the simulated device all that can run there. benchmarks/audits.py reads it as well.
 """
 
 from __future__ import annotations

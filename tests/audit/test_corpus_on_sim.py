@@ -52,15 +52,17 @@ def test_the_benchmark_reads_what_is_printed(
     library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(TESTS.parent / "benchmarks"))
-    auditor, common = (importlib.import_module(name) for name in ("auditor", "common"))
+    audits, topics, common = map(importlib.import_module, ("audits", "topics", "common"))
     environment = {**build.environment(library), "ESPER_SIMULATED_ALLOCATOR": "native"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = auditor.corpus("freed/view_right", "freed/view_wrong")
+    found = audits.corpus("freed/view_right", "freed/view_wrong")
     results = common.Results("auditor", tmp_path / "auditor.json")
     results.run = {"id": "now"}
     silent = {name: [said, []] for name, (said, _) in found.items()}
-    auditor.add_corpus(results, found, silent)
+    rounds = [{"corpus": {"audit": found, "sanitizer": silent}}]
+    for row in topics.corpus_rows(rounds, common.Options()):
+        results.add(row, rounds)
     assert {row["name"]: (row["ours"], row["peer"]) for row in results.rows} == {
         "reports: freed/view_right": (0, 0),
         "missed: freed/view_wrong": (0, 1),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from esper_alloc.cli import bench, bench_worker
+from esper_alloc.cli import bench, workers
 
 
 def command(*arguments: str) -> int:
@@ -72,12 +72,12 @@ def test_without_a_gpu_a_sentence_says_so(
         return NoDevices()
 
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(bench.ctypes, "CDLL", library)
+    monkeypatch.setattr(workers.ctypes, "CDLL", library)
     assert command() == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert "this needs an NVIDIA GPU" in err and "doctor" in err
-    assert ("finds none" if driver else "no CUDA driver") in err
+    assert ("finds no GPU" if driver else "no CUDA driver") in err
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_first(
@@ -147,7 +147,7 @@ def test_a_peer_that_fails_is_left_out_and_named(
 
     def run_worker(allocator: str, small: bool) -> dict[str, Any]:
         if allocator == "cudaMallocAsync":
-            raise bench.BenchError("cudaMallocAsync: exit status 1: no such backend")
+            raise bench.WorkerFailed("exit status 1", "no such backend\n")
         return works(allocator, small)
 
     monkeypatch.setattr(bench, "run_worker", run_worker)
@@ -164,7 +164,7 @@ def test_ours_failing_is_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def run_worker(allocator: str, small: bool) -> dict[str, Any]:
-        raise bench.BenchError(f"{allocator}: exit status 1: built for another torch")
+        raise bench.WorkerFailed("exit status 1", "built for another torch\n")
 
     monkeypatch.setattr(bench, "run_worker", run_worker)
     assert command() == 1
@@ -205,13 +205,14 @@ def test_a_worker_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatc
         return subprocess.CompletedProcess(command, 3, "", "Traceback\n  ...\nRuntimeError: no\n")
 
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    monkeypatch.setattr(bench.subprocess, "run", run)
-    with pytest.raises(bench.BenchError, match="^native: exit status 3: RuntimeError: no$"):
+    monkeypatch.setattr(workers.subprocess, "run", run)
+    with pytest.raises(bench.WorkerFailed, match="exit status 3 and this output") as caught:
         bench.run_worker("native", True)
+    assert caught.value.brief == "exit status 3: RuntimeError: no"
 
 
 def test_a_workers_line_is_found_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = f'hello\n{bench_worker.MARK}{{"a": 1}}\nwarning\n'
+    printed = f'hello\n{workers._MARK}{{"a": 1}}\nwarning\n'
 
     def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
         assert how["env"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
@@ -219,7 +220,7 @@ def test_a_workers_line_is_found_among_others(monkeypatch: pytest.MonkeyPatch) -
         assert "--small" not in command
         return subprocess.CompletedProcess(command, 0, printed, "")
 
-    monkeypatch.setattr(bench.subprocess, "run", run)
+    monkeypatch.setattr(workers.subprocess, "run", run)
     assert bench.run_worker("native, expandable", False) == {"a": 1}
 
 

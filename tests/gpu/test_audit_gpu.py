@@ -1,5 +1,5 @@
 """The auditor on a GPU: every bug of tests/audit/corpus at its line and nothing else, and bounded
-memory. Correct programs: test_audit_clean.py. (benchmarks/auditor.py says what an audit costs, and
+memory. Correct programs: test_audit_clean.py. (The benchmark `auditor` says what an audit costs, and
 what torch.cuda._sanitizer finds of these bugs.)"""
 
 from __future__ import annotations

@@ -773,7 +773,7 @@ def test_peaks_are_those_that_native_reported(path):
 
 
 # The most that may be reserved of what is active, at their peaks. Lower these
-# when the core gets better. benchmarks/replay_peaks.py prints the figures.
+# when the core gets better. `python -m esper_alloc replay FILE` prints the figures.
 RESERVED_PER_ACTIVE = {
     "classic": {
         "fsdp_like": 1.0625,

@@ -1,0 +1,197 @@
+"""What calls of the allocator take on the host: alone, among many live blocks, from many threads,
+and in recorded jobs. Nothing runs on the GPU meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import loops
+import torch
+from common import MIB, ROOT, percentile
+from measuring import empty_cache, machine, memory_figures, use_allocator
+
+TENSOR = 4096  # bytes
+
+
+# --- a malloc and its free ---------------------------------------------------
+def empty_ns(count: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(count):
+        torch.empty(TENSOR // 4, device="cuda")
+    return (time.perf_counter() - begin) * 1e9 / count
+
+
+def pairs(allocator: str) -> dict[str, Any]:
+    """ns of each; what is allocated is dropped at once."""
+    use_allocator(allocator)
+    timed = {
+        f"raw_alloc + raw_delete, {name}": partial(loops.call, "pair_ns", size)
+        for name, size in (("512 B", 512), ("1 MiB", 1 << 20), ("64 MiB", 64 << 20))
+    }
+    timed["allocate() and drop, 4 KiB"] = partial(loops.call, "data_pointer_ns", TENSOR)
+    timed["torch.empty and drop, 4 KiB"] = empty_ns
+    figures: dict[str, Any] = {}
+    for name, ns in timed.items():
+        ns(5000)
+        figures[name] = statistics.median(ns(20000) for _ in range(15))
+    return {"machine": machine(), **figures}
+
+
+# --- from many threads -------------------------------------------------------
+def threads(allocator: str, most: int, milliseconds: int) -> dict[str, Any]:
+    """Million pairs a second, the median of three, of at most `most` threads, each on a stream of
+    its own. Handed on: the next thread frees a block; up to 16 are on the way."""
+    use_allocator(allocator)
+    figures: dict[str, Any] = {}
+    for name, size in (("4 KiB", 4096), ("1 MiB", 1 << 20)):
+        for kind, handing in (("pairs", False), ("pairs, handed on", True)):
+            for count in (1, 4, 16):
+                if handing < count <= most:
+                    rates = [
+                        loops.call("pairs_rate", count, size, handing, milliseconds)
+                        for _ in range(3)
+                    ]
+                    figures[f"{kind}, {name}, {count} threads"] = statistics.median(rates)
+    about = {**machine(), "cores": str(len(os.sched_getaffinity(0)))}
+    return {"machine": about, **figures}
+
+
+# --- among many live blocks --------------------------------------------------
+@dataclass(frozen=True)
+class Setting:
+    """`live` blocks of 2^least to 2^most bytes, the exponent drawn by u^power."""
+
+    live: int
+    most: float
+    power: float
+    least: float = 9.0
+
+    @property
+    def name(self) -> str:
+        top = 2**self.most
+        size = f"{top // MIB:.0f} MiB" if top >= MIB else f"{top // 1024:.0f} KiB"
+        return f"{self.live:,} live blocks up to {size}"
+
+    def expected_bytes(self) -> float:
+        """Of all live blocks together."""
+        steps = 10_000
+        exponents = (
+            self.least + (self.most - self.least) * ((i + 0.5) / steps) ** self.power
+            for i in range(steps)
+        )
+        return self.live / steps * math.fsum(2.0**one for one in exponents)
+
+
+SETTINGS = (
+    *(Setting(live, 23, 2) for live in (100, 1_000, 10_000, 100_000)),
+    Setting(1_000_000, 16, 1),
+)
+
+
+def churn(allocator: str, most: int, operations: int) -> dict[str, Any]:
+    """ns of a free and a malloc in its place, and reserved over live, of each setting of at most
+    `most` blocks, but of none that needs more than three quarters of the free memory."""
+    use_allocator(allocator)
+    figures: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for one in SETTINGS:
+        if one.live > most:
+            continue
+        free = torch.cuda.mem_get_info()[0]
+        wanted = one.expected_bytes()
+        if wanted > 0.75 * free:
+            left_out[one.name] = f"needs {wanted / MIB:,.0f} MiB, {free / MIB:,.0f} are free"
+            continue
+        shape = (one.live, one.least, one.most, one.power, operations)
+        ns, live, reserved = loops.churn(*shape, rounds=5, longest=0.3)
+        if math.isnan(reserved):  # of an allocator without PyTorch's statistics: its own
+            reserved = memory_figures()["reserved_mib"] * MIB
+        figures[f"{one.name}: ns"] = statistics.median(ns)
+        figures[f"{one.name}: reserved"] = reserved / live
+        empty_cache()
+    return {"machine": machine(), **figures, "left_out": left_out}
+
+
+# --- in recorded jobs --------------------------------------------------------
+REPETITIONS = 7
+#: ns of each malloc of a run, and of each free.
+Run = tuple[Sequence[int], Sequence[int]]
+
+
+def traces() -> list[Path]:
+    """The recorded jobs that come along, and those in $ESPER_TRACES: of two with the same
+    name the first."""
+    folders = [ROOT / "examples" / "traces", ROOT / "tests" / "traces"]
+    if os.environ.get("ESPER_TRACES"):
+        folders.append(Path(os.environ["ESPER_TRACES"]))
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.pickle.gz")):
+            found.setdefault(path.name, path)
+    return list(found.values())
+
+
+def run_figures(timed: Sequence[Run], prefix: str) -> dict[str, float]:
+    """Medians over runs of what each run's mallocs took, and with its frees: us."""
+    runs = [mallocs for mallocs, _ in timed]
+    return {
+        f"{prefix}_inside_us": statistics.median(sum(a) + sum(b) for a, b in timed) / 1e3,
+        f"{prefix}_median_us": statistics.median(percentile(one, 0.5) for one in runs) / 1e3,
+        f"{prefix}_slow_us": statistics.median(percentile(one, 0.999) for one in runs) / 1e3,
+        f"{prefix}_sum_us": statistics.median(sum(one) for one in runs) / 1e3,
+    }
+
+
+@functools.cache
+def whole_jobs(*files: str) -> dict[str, Any]:
+    """The recorded jobs that are whole and on one device, by the names of their files; by default
+    of traces(). Raises ValueError where there is none."""
+    from esper_alloc.replay import replay
+
+    paths = [Path(one) for one in files if one] or traces()
+    found = {}
+    for path in paths:
+        jobs = [recording.operations for recording in replay.load_recordings(path)]
+        if len(jobs) == 1 and not jobs[0].start:
+            found[path.name.split(".")[0]] = jobs[0]
+    if not found:
+        raise ValueError("none of these is a whole job on one device")
+    return found
+
+
+def before_malloc_times(files: Sequence[str] = ()) -> None:
+    """Reads the jobs once, for all children."""
+    whole_jobs(*files)
+
+
+def malloc_times(allocator: str, files: Sequence[str] = (), cold: bool = False) -> dict[str, Any]:
+    """JOB: whole_... from an emptied cache, so memory comes from the device on the way; JOB:
+    warm_... the same again, with the memory that is there."""
+    use_allocator(allocator)
+    torch.zeros(1, device="cuda")
+    figures: dict[str, Any] = {}
+    for name, job in whole_jobs(*files).items():
+
+        def run(job: Any = job) -> Run:
+            return loops.times_ns(job.packed, job.slots, max(job.streams, 1))
+
+        whole = []
+        for _ in range(REPETITIONS):
+            torch.cuda.synchronize()
+            empty_cache()
+            whole.append(run())
+        found = run_figures(whole, "whole")
+        if not cold:
+            found |= run_figures([run() for _ in range(REPETITIONS)], "warm")
+        empty_cache()
+        figures |= {f"{name}: {key}": value for key, value in found.items()}
+    return {"machine": machine(), **figures}

@@ -1,0 +1,118 @@
+"""The simulator of examples/simulator.py: eager, compiled, and with CUDA graphs.
+
+One run makes an image from two angles, in two compiled functions of which the second reads what
+the first returned. Times are of whole runs, launches and the copies of cudagraph_outputs included;
+images are checked against eager ones.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from common import ROOT
+from measuring import machine, use_allocator
+
+sys.path.insert(0, str(ROOT / "examples"))
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+SECONDS_PER_ITERATION = 0.4  # of each variant
+BLOCKS = 20  # that the time of an iteration is cut into, the variants by turns
+
+Run = Callable[[Any], Any]
+
+
+def simulator(size: int, device: str, dtype: str, mode: str) -> Run:
+    from simulator import Simulator
+
+    return Simulator(size, device, DTYPES[dtype], mode)
+
+
+def angles(turn: int, device: str, dtype: str) -> torch.Tensor:
+    return torch.tensor([0.001 * turn, -0.002 * turn], dtype=DTYPES[dtype], device=device)
+
+
+def variants(size: int, device: str, dtype: str) -> dict[str, Run]:
+    """What is compared, eager first."""
+    from esper_alloc import cudagraph_outputs
+
+    made = {"eager": simulator(size, device, dtype, "eager")}
+    made["compiled"] = simulator(size, device, dtype, "default")
+    if device == "cpu":
+        made["wrapped"] = cudagraph_outputs(made["compiled"])
+    else:
+        made["graphs"] = cudagraph_outputs(simulator(size, device, dtype, "reduce-overhead"))
+    return made
+
+
+def check(made: dict[str, Run], inputs: list[Any]) -> None:
+    """Every variant's images are eager's, also after later runs. Warms everything."""
+    expected = [made["eager"](one) for one in inputs]
+    scale = max(float(image.abs().max()) for image in expected)
+    tolerance = scale * (2e-2 if expected[0].dtype == torch.float32 else 1e-9)
+    for name, run in made.items():
+        images = [run(one) for one in inputs]
+        for image, wanted in zip(images, expected, strict=True):
+            worst = float((image - wanted).abs().max())
+            if not worst <= tolerance:
+                raise SystemExit(f"{name}: an image is wrong by {worst:g} of {scale:g}")
+
+
+def milliseconds(run: Run, inputs: list[Any], count: int, wait: Any) -> float:
+    begin = time.perf_counter()
+    for turn in range(count):
+        run(inputs[turn % len(inputs)])
+    wait()
+    return (time.perf_counter() - begin) * 1e3 / count
+
+
+def measure_size(size: int, device: str, dtype: str, iterations: int) -> dict[str, float]:
+    """Median ms a run of each variant, and bytes copied."""
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    torch._dynamo.reset()  # of the sizes before: there is a limit to recompilation
+    inputs = [angles(turn, device, dtype) for turn in range(8)]
+    block = SECONDS_PER_ITERATION * 1e3 / BLOCKS
+    with torch.no_grad():
+        made = variants(size, device, dtype)
+        check(made, inputs)
+        counts = {
+            name: max(1, int(block / milliseconds(run, inputs, 5, wait)))
+            for name, run in made.items()
+        }
+        times: dict[str, list[float]] = {name: [] for name in made}
+        for _ in range(iterations * BLOCKS):
+            for name, run in made.items():
+                times[name].append(milliseconds(run, inputs, counts[name], wait))
+        figures = {name: statistics.median(found) for name, found in times.items()}
+        if "graphs" in made:
+            before = made["graphs"].counts.bytes
+            image = made["graphs"](inputs[0])
+            figures["bytes"] = made["graphs"].counts.bytes - before
+            figures["image bytes"] = image.numel() * image.element_size()
+    return figures
+
+
+def about(device: str) -> dict[str, str]:
+    if device == "cuda":
+        return machine()
+    name = f"none: CPU {platform.machine()}, {torch.get_num_threads()} threads"
+    return {"gpu": name, "driver": "none", "torch": torch.__version__}
+
+
+def measure(
+    allocator: str, dtype: str, sizes: Sequence[int], iterations: int, device: str = "cuda"
+) -> dict[str, Any]:
+    """SIZE: ... ms of each variant."""
+    if device == "cuda":
+        use_allocator(allocator)
+    figures = {
+        f"{size}: {name}": value
+        for size in sizes
+        for name, value in measure_size(size, device, dtype, iterations).items()
+    }
+    return {"machine": about(device), **figures}

@@ -1,0 +1,163 @@
+"""What a measuring process asks and is told: its allocator, and what that took."""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common import ASYNC, CAPTURE_REUSE, MIB, NATIVE, OURS, RMM, workers
+
+#: What each allocator needs in the environment before torch is imported.
+ENVIRONMENTS = {
+    **workers.ENVIRONMENTS,
+    CAPTURE_REUSE: {"PYTORCH_CUDA_ALLOC_CONF": "graph_capture_record_stream_reuse:True"},
+    RMM: {},
+}
+
+
+def choose_allocator(name: str) -> None:
+    """Makes `name` the allocator of this process, which has not used CUDA yet."""
+    if name == OURS:
+        import esper_alloc
+
+        esper_alloc.enable()
+        if not esper_alloc.is_enabled():
+            raise RuntimeError("esper_alloc.enable() returned, but it is not enabled")
+    elif name == RMM:
+        _use_rmm()
+    elif name not in ENVIRONMENTS:
+        raise ValueError(f"unknown allocator {name!r}; known: {', '.join(ENVIRONMENTS)}")
+
+
+def use_allocator(name: str) -> None:
+    """The same, and initialises CUDA. Raises RuntimeError where another one is in use."""
+    import torch
+
+    choose_allocator(name)
+    torch.cuda.init()
+    if name not in (OURS, RMM):
+        backend = torch.cuda.get_allocator_backend()
+        expected = ASYNC if name == ASYNC else NATIVE
+        if backend != expected:
+            raise RuntimeError(f"asked for {name}, but torch runs on {backend!r}")
+
+
+#: RMM's own figures: of what its pool handed out, and of what that took.
+_rmm: tuple[Any, Any] | None = None
+
+
+def _use_rmm() -> None:
+    """RMM's pool, growing from nothing."""
+    import torch
+    from rmm.allocators.torch import rmm_torch_allocator
+
+    _make_rmm_pool()
+    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+
+
+def _make_rmm_pool() -> None:
+    """A new one, with RMM's own statistics above and below it."""
+    global _rmm
+    import rmm
+
+    below = rmm.mr.StatisticsResourceAdaptor(rmm.mr.CudaMemoryResource())
+    pool = rmm.mr.PoolMemoryResource(below, initial_pool_size=0)
+    above = rmm.mr.StatisticsResourceAdaptor(pool)
+    rmm.mr.set_current_device_resource(above)
+    _rmm = (above, below)
+
+
+def empty_cache() -> None:
+    """Gives back what is reserved. Nothing may be live: RMM's pool is replaced by a new one."""
+    import torch
+
+    torch.cuda.empty_cache()
+    if _rmm is not None:
+        torch.cuda.synchronize()
+        _make_rmm_pool()
+
+
+def memory_figures() -> dict[str, float]:
+    """MiB of this process, by its allocator: allocated and reserved at the most,
+    reserved now, and tries of malloc that needed a second one; device_calls: how often
+    memory was taken of the device or given back, or moved."""
+    import torch
+
+    if _rmm is not None:
+        above, below = (one.allocation_counts for one in _rmm)
+        return {
+            "peak_allocated_mib": above.peak_bytes / MIB,
+            "peak_reserved_mib": below.peak_bytes / MIB,
+            "reserved_mib": below.current_bytes / MIB,
+            "retries": 0,
+            "device_calls": 0,
+        }
+    stats = torch.cuda.memory_stats()
+    return {
+        "peak_allocated_mib": torch.cuda.max_memory_allocated() / MIB,
+        "peak_reserved_mib": torch.cuda.max_memory_reserved() / MIB,
+        "reserved_mib": torch.cuda.memory_reserved() / MIB,
+        "retries": stats.get("num_alloc_retries", 0),
+        "device_calls": stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0),
+    }
+
+
+def device_used_mib() -> float:
+    """What is in use of the device, by everybody, as the driver says."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / MIB
+
+
+def nvidia_smi_used_mib() -> float | None:
+    """The same as nvidia-smi says; None where it says nothing."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", gpu]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return float(done.stdout.split()[0])
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+
+
+def machine() -> dict[str, str]:
+    """The GPU, driver and torch of this process, for the result file."""
+    import torch
+
+    name = torch.cuda.get_device_name(0)
+    return {"gpu": name, "driver": driver_version(), "torch": torch.__version__}
+
+
+@functools.cache
+def driver_version() -> str:
+    """As nvidia-smi says it, which takes long enough to ask once, before children are forked."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "unknown"
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """What it takes, from an idle device to an idle device."""
+    import torch
+
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def median_ms(work: Callable[[], object], repeats: int, warm: int = 0) -> float:
+    """Milliseconds of `work`, the median of the repeats, `warm` of which come first and do not
+    count."""
+    taken = [seconds_of(work) * 1e3 for _ in range(warm + repeats)]
+    return statistics.median(taken[warm:])

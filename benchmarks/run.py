@@ -1,0 +1,320 @@
+#!/usr/bin/env python3
+"""Runs a benchmark and writes the rows that it gives to its result file.
+
+    python benchmarks/run.py --list                    # the topics
+    python benchmarks/run.py pipeline --list           # what a topic measures, and its parts
+    python benchmarks/run.py pipeline                  # all parts
+    python benchmarks/run.py jobs --part moe --seconds 60 --out moe.json
+    python benchmarks/run.py sleep --set gib=4         # another setting
+
+The cases of a part take turns. No round begins after --seconds, of which each part has its share,
+and rows are written after each round. topics.py says what is measured.
+
+Exit status: 0 all fine, 1 a goal was missed or something was not measured, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from common import (
+    FRESH,
+    OURS,
+    ROOT,
+    STAYS,
+    Case,
+    Options,
+    Part,
+    Results,
+    Rounds,
+    Topic,
+    installed,
+    workers,
+)  # fmt: skip
+from measuring import ENVIRONMENTS
+from topics import TOPICS
+from turns import CORES, in_children, take_turns, turns
+
+TUNING = ("ESPER_ALLOC_ALLOWANCE", "ESPER_ALLOC_SEGMENTS", "ESPER_ALLOC_USES")
+
+
+# --- the measuring side ------------------------------------------------------
+def work(asked: Mapping[str, Any]) -> None:
+    """Measures as command_of() was asked to."""
+    module, name = asked["measure"].split(".")
+    found = importlib.import_module(module)
+    how = {**asked["settings"], **asked["how"]}
+
+    def told(function: Callable[..., Any], *arguments: str) -> Callable[[], Any]:
+        """It with what it can be told."""
+        known = inspect.signature(function).parameters
+        return partial(function, *arguments, **{key: how[key] for key in how if key in known})
+
+    measure = told(getattr(found, name), asked["allocator"])
+    cores = CORES if asked["same_cores"] else None
+    if asked["workers"] == FRESH:
+        workers.report(measure())
+    elif asked["workers"] == STAYS:
+        take_turns(measure(), cores)
+    else:
+        before = told(getattr(found, f"before_{name}", lambda: None))
+        if asked["imports"]:
+            before = partial(importlib.import_module("models").import_job, asked["imports"])
+        take_turns(in_children(asked["allocator"], measure, before), cores)
+
+
+# --- the conducting side -----------------------------------------------------
+class Command:
+    """One command: what it was asked, and the rows that it has so far."""
+
+    def __init__(self, name: str, options: Options, rounds: int | None, out: Path | None) -> None:
+        self.topic: Topic = TOPICS[name]
+        self.options, self.rounds = options, rounds
+        self.results = Results(name, out)
+
+    def command_of(self, part: Part, case: Case) -> tuple[list[str], dict[str, str]]:
+        """The command that measures a case, and its environment."""
+        ours = case.allocator == OURS
+        segments = {"ESPER_ALLOC_SEGMENTS": self.options.segments} if ours else {}
+        asked = {
+            "measure": part.measure, "allocator": case.allocator, "how": dict(case.how),
+            "settings": {"small": self.options.small, **self.options.settings},
+            "workers": part.workers, "same_cores": part.same_cores, "imports": part.imports,
+        }  # fmt: skip
+        path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        variables = {
+            # Streams share hardware queues when there are more of them than queues.
+            "CUDA_DEVICE_MAX_CONNECTIONS": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
+            **ENVIRONMENTS[case.allocator],
+            **{key: value for key, value in segments.items() if value},
+            **case.environment,
+            "PYTHONPATH": os.pathsep.join(one for one in path if one),
+        }
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker", json.dumps(asked)]
+        return command, workers.environment(variables, (*workers.FOREIGN, *TUNING))
+
+    def measure(
+        self,
+        part: Part,
+        cases: Sequence[Case],
+        rounds: int,
+        seconds: float = float("inf"),
+        each: Callable[[Rounds], object] = lambda _: None,
+    ) -> Rounds:
+        """The figures of the cases, by name, for each round. `each` is told as they come."""
+        commands = {case.name: self.command_of(part, case) for case in cases}
+        if part.workers == FRESH:
+            return self.measure_fresh(part, commands, rounds, seconds, each)
+        found = turns(
+            commands, rounds, timeout=part.timeout, seconds=seconds, together=part.together,
+            each=lambda measured: each(measured[1:]),
+        )  # fmt: skip
+        return found[1:]  # without what starting them said
+
+    def measure_fresh(
+        self,
+        part: Part,
+        commands: Mapping[str, tuple[list[str], dict[str, str]]],
+        rounds: int,
+        seconds: float,
+        each: Callable[[Rounds], object],
+    ) -> Rounds:
+        begin, longest = time.monotonic(), 0.0
+
+        def another(turn: int) -> bool:
+            over = time.monotonic() - begin > seconds
+            if over:
+                print(f"stopped after {turn} of {rounds} rounds: {seconds:.0f} s are over")
+            return not over
+
+        def measure(turn: int, name: str) -> dict[str, Any] | None:
+            nonlocal longest
+            start = time.monotonic()
+            if part.tight and begin + seconds - start < longest:
+                print(f"round {turn + 1}: {name}: left out, no time is left", flush=True)
+                return None
+            found = workers.run_worker(*commands[name], part.timeout)
+            took = time.monotonic() - start
+            longest = max(longest, took)
+            print(f"round {turn + 1}: {name}: measured in {took:.1f} s", flush=True)
+            return found
+
+        def failed(turn: int, name: str, error: Any) -> None:
+            print(f"round {turn + 1}: {name}: {error}", flush=True)
+
+        return workers.alternate(
+            list(commands), rounds, measure, failed, patience=2, another=another, each=each
+        )
+
+    def add_rows(self, part: Part, rounds: Rounds, left_out: Mapping[str, str]) -> bool:
+        """The rows of these rounds. False: nothing was measured of the case that must be."""
+        rounds = part.derive(rounds)
+        found = [
+            figures
+            for one in rounds
+            for name, figures in one.items()
+            if part.ours in (None, name) and figures.get("machine")
+        ]
+        if not found:
+            return False
+        if self.results.run is None:
+            self.results.describe(found[0]["machine"])
+        self.results.leave_out({**part.left_out, **left_out, **found[0].get("left_out", {})})
+        for row in part.rows(rounds, self.options) if callable(part.rows) else part.rows:
+            if not (isinstance(row.peer, str) and row.peer in left_out):
+                self.results.add(row, rounds)
+        return True
+
+    def run_part(self, part: Part, seconds: float) -> bool:
+        """Measures a part and adds its rows; whether all of it was measured."""
+        left_out = {
+            case.name: f"the package {case.needs} is not installed"
+            for case in part.cases
+            if case.needs and not installed(case.needs)
+        }
+        cases = [case for case in part.cases if case.name not in left_out]
+        if part.loops:
+            importlib.import_module("loops").load()  # compiled outside the workers' time
+        wanted = self.rounds or part.rounds or self.topic.rounds
+        conduct = part.conduct or Command.measure
+        rounds = conduct(
+            self, part, cases, part.warm_up + wanted, seconds,
+            lambda found: self.results.keep(lambda: self.add_rows(part, found, left_out)),
+        )  # fmt: skip
+        for one in rounds:
+            for case, figures in one.items():
+                if figures.get("why"):
+                    print(f"{case}: {figures['why']}")
+        if not self.add_rows(part, rounds, left_out):
+            print(f"{part.name}: nothing was measured{f' under {part.ours}' * bool(part.ours)}")
+            return False
+        complete = True
+        last = rounds[-1:] if part.workers == STAYS else rounds
+        for case in cases:
+            if part.conduct is None and not any(case.name in one for one in last):
+                print(f"{part.name}: {case.name} did not go through")
+                complete = False
+        return complete
+
+    def run(self, parts: Sequence[Part], seconds: float) -> bool:
+        """Whether all was measured and met its goals."""
+        begin = time.monotonic()
+        complete = True
+        for index, part in enumerate(parts):
+            left = seconds - (time.monotonic() - begin)
+            if index and left <= 0:
+                print(f"{part.name}: not begun, {seconds:.0f} s are over")
+                complete = False
+                continue
+            complete &= self.run_part(part, left / (len(parts) - index))
+            self.results.write()
+        return self.results.run is not None and self.results.save() and complete
+
+
+def parts_here(
+    topic: Topic, named: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[list[Part], str | None]:
+    """The parts that are measured, and why nothing can be."""
+    chosen = [part for part in topic.parts if part.name in named or (not named and part.by_default)]
+    on_gpus = [part for part in chosen if part.gpus and settings.get("device") != "cpu"]
+    if not on_gpus:
+        return chosen, None
+    why = workers.gpu_missing()
+    if why or max(part.gpus for part in on_gpus) == 1:
+        return chosen, why
+    count = importlib.import_module("torch").cuda.device_count()
+    few = [part for part in on_gpus if part.gpus > count]
+    rest = [part for part in chosen if part not in few]
+    if few and (named or not rest):
+        return chosen, f"{few[0].gpus} GPUs are needed, and there is {count}"
+    return rest, None
+
+
+def setting(text: str, known: Mapping[str, Any]) -> tuple[str, Any]:
+    """NAME=VALUE as the setting's own type. Raises ValueError."""
+    name, _, value = text.partition("=")
+    if name not in known:
+        there = ", ".join(f"{key}={usual!r}" for key, usual in known.items())
+        raise ValueError(f"--set {text}: no such setting; there are {there or 'none'}")
+    usual = known[name]
+    try:
+        if isinstance(usual, tuple):
+            return name, tuple(type(usual[0])(one) for one in value.split(","))
+        return name, type(usual)(value)
+    except ValueError:
+        raise ValueError(f"--set {text}: the value is one like {usual!r}") from None
+
+
+def describe(name: str) -> None:
+    """Prints what a topic measures."""
+    topic = TOPICS[name]
+    print(f"{topic.about}\n\nparts (of --part):")
+    for part in topic.parts:
+        more = "" if part.by_default else "; only where it is named"
+        print(f"  {part.name}: {'; '.join(case.name for case in part.cases)}{more}")
+    for key, value in topic.settings.items():
+        print(f"setting: {key}={value!r}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="run.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("topic", nargs="?", choices=sorted(TOPICS), metavar="TOPIC")
+    parser.add_argument("--list", action="store_true", help="measure nothing")
+    parser.add_argument("--part", action="append", default=[], metavar="NAME", help="repeatable")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/TOPIC.json")
+    parser.add_argument("--rounds", type=int, help="at most; each topic has its own default")
+    parser.add_argument("--seconds", type=float, default=500.0, help="default: 500")
+    parser.add_argument("--segments", choices=("classic", "mapped"), help="of ours")
+    parser.add_argument("--small", action="store_true", help="tiny sizes: to try a benchmark")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings")
+    parser.add_argument("--worker", metavar="JSON", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(json.loads(options.worker))
+        return 0
+    if options.topic is None:
+        if not options.list:
+            parser.error("name a topic, or ask with --list which there are")
+        for name, topic in TOPICS.items():
+            print(f"{name:18} {topic.about.splitlines()[0]}")
+        return 0
+    if options.list:
+        describe(options.topic)
+        return 0
+    topic = TOPICS[options.topic]
+    known = [part.name for part in topic.parts]
+    unknown = [name for name in options.part if name not in known]
+    if unknown:
+        parser.error(f"no part {unknown[0]!r}; {options.topic} has: {', '.join(known)}")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds: one at least")
+    try:
+        settings = {
+            **topic.settings,
+            **dict(setting(one, topic.settings) for one in options.settings),
+        }
+    except ValueError as wrong:
+        parser.error(str(wrong))
+    parts, why = parts_here(topic, options.part, settings)
+    if why:
+        print(f"nothing can be measured: {why}")
+        return 1
+    asked = Options(options.small, options.segments, settings)
+    command = Command(options.topic, asked, options.rounds, options.out)
+    return 0 if command.run(parts, options.seconds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
