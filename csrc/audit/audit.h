@@ -74,8 +74,8 @@ typedef struct audit_finding {
   int has_later;
   uint32_t freed, marked; /* the sites; 0: it was not */
   /* The finding (its index) whose missing wait, just before its `later`, would have ordered this
-   * one the first time; its own index if there was none. `stands_alone`: a stream could have waited,
-   * and at least once no missing wait of another finding would have helped. */
+   * one the first time; its own index if there was none. `stands_alone`: at least once only a wait
+   * of its own would have helped. */
   size_t cause;
   int stands_alone;
 } audit_finding;

@@ -459,7 +459,7 @@ TEST(of_several_uses_the_one_without_a_known_cause_is_named)
   begin_two_reads();
   wait_for(THIRD, MAIN);
   read_by(Y, THIRD, 6);
-  write_by(Y, SIDE, 7); /* after a write of MAIN, which the first cause explains, and THIRD's read */
+  write_by(Y, SIDE, 7); /* not ordered after MAIN either, which the first cause explains */
   CHECK_EQ(audit_finding_count(a), 2);
   CHECK_EQ(audit_finding_at(a, 1)->earlier.place.site, 6);
   check_cause(1, 1, 1);
