@@ -4,7 +4,7 @@
     python benchmarks/readme.py            # write
     python benchmarks/readme.py --check    # name what is stale; exit status 1 if anything is
 
-README.md has a few rows and five sentences with figures, docs/results.md has the tables, and
+README.md has a few rows, docs/results.md has the tables, and
 benchmarks/results/pipeline.svg is the README's picture, which needs matplotlib. shown.py says
 which figures, and what they are called. What stands outside of the marks "figures: begin" and
 "figures: end" is left alone.
@@ -17,10 +17,10 @@ import sys
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from common import RESULTS, ROOT, read
-from shown import BULLETS, FEW, SAID, TABLES, Column, Names, Row, Table
+from shown import FEW, TABLES, Column, Names, Row, Table
 
 BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: end -->"
 PICTURE = "pipeline.svg"
@@ -92,28 +92,12 @@ def verdict(row: dict[str, Any]) -> str:
     return f" ({said})" if said else ""
 
 
-class Said(NamedTuple):
-    """A row's two figures with their unit."""
-
-    ours: str
-    peer: str
-
-
-def said(topic: str, names: Names, peer: str) -> Said:
-    row = needed(topic, names, peer)
-    return Said(*(f"{figure(row[side])} {row['unit']}" for side in ("ours", "peer")))
-
-
 def machine(run: dict[str, Any]) -> str:
     return f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}"
 
 
-def bullets() -> str:
-    return BULLETS.format(**{name: said(*which) for name, which in SAID.items()})
-
-
 def few_rows() -> str:
-    lines = ["| measured | esper_alloc | compared with | its figure | ratio |"]
+    lines = ["| measured | esper_alloc | PyTorch, with | its figure | ratio |"]
     lines.append("|---|---|---|---|---|")
     runs = []
     for topic, names, peer, label, beside in FEW:
@@ -123,12 +107,8 @@ def few_rows() -> str:
             f"| [{label}](benchmarks/results/{topic}.json) | {figure(row['ours'])} {row['unit']} "
             f"| {beside} | {figure(row['peer'])} {row['unit']} | {ratio(row)} |"
         )
-    days = sorted({run["time"][:10] for run in runs})
-    lines += [
-        "",
-        f"Medians on {'; '.join(sorted({machine(run) for run in runs}))}, measured from "
-        f"{days[0]} to {days[-1]}. Both sides took turns in one command.",
-    ]
+    gpus = sorted({run["gpu"].removeprefix("NVIDIA ") for run in runs})
+    lines += ["", f"Medians on {', '.join(gpus)}. Both sides took turns in one command."]
     return "\n".join(lines)
 
 
@@ -217,7 +197,7 @@ def all_rows() -> str:
 
 
 #: What stands between the marks, by document, from the first pair to the last.
-DOCUMENTS = {"README.md": (bullets, few_rows), "docs/results.md": (all_rows,)}
+DOCUMENTS = {"README.md": (few_rows,), "docs/results.md": (all_rows,)}
 
 
 def filled(text: str, parts: list[str]) -> str:
@@ -258,7 +238,9 @@ def layers() -> dict[str, Any]:
 def caption(row: dict[str, Any]) -> str:
     """What the picture says of itself."""
     run = row["run"]
-    ours, peer = (f"{figure(row[side])} {row['unit']}" for side in ("ours", "peer"))
+    ours, peer = (
+        f"{figure(max(row[f'{side}_by_layer']))} {row['unit']}" for side in ("ours", "peer")
+    )
     how = (
         "on the simulated device, where the host is ahead of all work"
         if run["gpu"].startswith("none")
@@ -266,7 +248,7 @@ def caption(row: dict[str, Any]) -> str:
     )
     return (
         f"{len(row['ours_by_layer'])} layers, one after the other, {how}. "
-        f"At most {peer} with record_stream, {ours} with esper_alloc."
+        f"After a layer at most {peer} with record_stream, {ours} with esper_alloc."
     )
 
 

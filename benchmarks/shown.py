@@ -195,54 +195,15 @@ overlap what is reserved), and the time of a step or batch.""", (
 
 #: The README's rows: topic, name, peer, what was measured, and what it is compared with.
 FEW: list[tuple[str, Names, str, str, str]] = [
-    ("pipeline", ACTIVE, RECORD_STREAM,
-     "weights gathered on one stream, used on another: their peak memory",
-     "PyTorch's default, `record_stream`"),
-    ("pipeline", ACTIVE, "native, recipe", "the same", "PyTorch's default, tensors kept by hand"),
-    ("prefetch", f"compute-bound: {ACTIVE}", RECORD_STREAM,
-     "prefetching batches on a copy stream: peak memory", "PyTorch's default, `record_stream`"),
-    ("jobs", of_job("llama_varlen", "peak reserved"), "native, expandable",
-     "Llama training, sequences of 64 to 2,048 tokens: peak reserved",
-     "PyTorch's expandable segments"),
-    ("jobs", of_job("gpt2", "step time"), "native, expandable",
-     "GPT-2 124M training: time of a step", "PyTorch's expandable segments"),
+    ("pipeline", ACTIVE, RECORD_STREAM, "weights gathered on one stream, used on another: peak",
+     "`record_stream`"),
+    ("pipeline", ACTIVE, "native, recipe", "the same", "tensors kept by hand"),
+    ("prefetch", f"compute-bound: {ACTIVE}", RECORD_STREAM, "prefetching batches: peak",
+     "`record_stream`"),
     ("engines", "fsdp2: peak reserved", "native",
-     "FSDP2 training of a Llama with 1.2 B parameters on two GPUs: peak reserved",
-     "PyTorch's default"),
-    ("gather", "a batch, 16 x 32", "native, plain PyTorch",
-     "a helper, here on esper_alloc: gathering CIFAR batches for 16 networks", "plain PyTorch"),
-    ("malloc_times", SLOWEST, "native",
-     "99.9th percentile of malloc time while GPT-2's memory grows", "PyTorch's default"),
+     "FSDP2, a Llama of 1.2 B parameters, two GPUs: reserved", "native"),
+    ("jobs", of_job("gpt2", "step time"), "native, expandable", "GPT-2 124M: step",
+     "expandable segments"),
+    ("malloc_times", SLOWEST, "native", "99.9th percentile of malloc while GPT-2's memory grows",
+     "native"),
 ]
-
-#: The README's sentences, each with a link to its file. `{x.ours}` and `{x.peer}` are figures of SAID["x"].
-BULLETS = """\
-- **[Memory comes back at the last read.](benchmarks/results/precision.json)** A tensor's memory can be
-  reused after {dropped.ours}, although 50 ms of other work is queued behind its last read; with
-  PyTorch's allocator and `record_stream` after {dropped.peer}.
-- **[Memory stays level at the same speed.](benchmarks/results/pipeline.json)** A pipeline gathers weights on one
-  stream and uses them on another, with the host far ahead. A step takes {step.ours} and {peak.ours};
-  with PyTorch's allocator and `record_stream` {step.peer} and {peak.peer}; with tensors kept alive by hand
-  {kept_step.peer} and {kept.peer}. Keeping them by hand takes less: up to 128 MiB may
-  wait for the readers before esper_alloc holds the host back.
-- **[CUDA graphs benefit, too.](benchmarks/results/captures.json)** A captured graph with readers on a side
-  stream keeps {graph.ours} for itself; with PyTorch's allocator and `record_stream` {graph.peer}, or
-  {graph_reuse.peer} with its option `graph_capture_record_stream_reuse`.
-- **[Little is wasted.](benchmarks/results/jobs.json)** Training a Llama on sequences of random lengths
-  reserves {llama.ours} for {live.peer} of tensors; PyTorch's default reserves {llama.peer}, its expandable segments {llama_expandable.peer}.
-- **[Jobs on one stream gain little.](benchmarks/results/jobs.json)** GPT-2 124M takes {gpt2.ours} and
-  {gpt2_step.ours} a step; with PyTorch's expandable segments {gpt2.peer} and {gpt2_step.peer}."""
-SAID: dict[str, tuple[str, Names, str]] = {
-    "dropped": ("precision", DROPPED, RECORD_STREAM),
-    "step": ("pipeline", "step time", RECORD_STREAM),
-    "peak": ("pipeline", ACTIVE, RECORD_STREAM),
-    "kept_step": ("pipeline", "step time", "native, recipe"),
-    "kept": ("pipeline", ACTIVE, "native, recipe"),
-    "graph": ("captures", "a graph's private pool", RECORD_STREAM),
-    "graph_reuse": ("captures", "a graph's private pool", REUSE),
-    "llama": ("jobs", of_job("llama_varlen", "peak reserved"), "native"),
-    "llama_expandable": ("jobs", of_job("llama_varlen", "peak reserved"), "native, expandable"),
-    "live": ("jobs", of_job("llama_varlen", "peak reserved"), *ALLOCATED),
-    "gpt2": ("jobs", of_job("gpt2", "peak reserved"), "native, expandable"),
-    "gpt2_step": ("jobs", of_job("gpt2", "step time"), "native, expandable"),
-}
