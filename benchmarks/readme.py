@@ -97,7 +97,7 @@ def machine(run: dict[str, Any]) -> str:
 
 
 def few_rows() -> str:
-    lines = ["| measured | esper_alloc | PyTorch, with | its figure | ratio |"]
+    lines = ["| measured | esper_alloc | PyTorch | its figure | ratio |"]
     lines.append("|---|---|---|---|---|")
     runs = []
     for topic, names, peer, label, beside in FEW:
@@ -107,7 +107,7 @@ def few_rows() -> str:
             f"| [{label}](benchmarks/results/{topic}.json) | {figure(row['ours'])} {row['unit']} "
             f"| {beside} | {figure(row['peer'])} {row['unit']} | {ratio(row)} |"
         )
-    gpus = sorted({run["gpu"].removeprefix("NVIDIA ") for run in runs})
+    gpus = sorted({run["gpu"].replace("NVIDIA ", "") for run in runs})
     lines += ["", f"Medians on {', '.join(gpus)}. Both sides took turns in one command."]
     return "\n".join(lines)
 

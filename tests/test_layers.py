@@ -32,7 +32,7 @@ from compilers import CC, CXX
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 PUBLIC = ("esper_alloc.h", "esper_report.h", "esper_sleep.h")
-#: By these the sleep beside the core reaches it. None of them knows blocks.
+#: By these the sleep beside the core reaches it. It uses no block itself.
 PAGE_CALLS = (
     *("base/call.h", "base/error.h", "base/tag.h"),
     *("order/capturing.h", "order/device.h", "order/host_wait.h", "order/record.h"),

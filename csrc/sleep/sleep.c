@@ -4,8 +4,9 @@
  * for everything that was enqueued on every device; free pages go back to the driver; the other
  * pages are chosen and marked as asleep; host memory is obtained; then, batch by batch, what is
  * kept is copied to the host and the pages are unmapped, so that copies and driver calls overlap.
- * All devices have come as far as the copies before one of them begins with these. Until then an
- * error undoes everything. A device that then refuses a copy or keeps a page has failed. */
+ * No device starts copying before all have come that far. Until then an error undoes everything,
+ * except that free pages have gone back. A device that then refuses a copy or keeps a page has
+ * failed. */
 
 #include <stdlib.h>
 
@@ -21,14 +22,15 @@
 #include "../esper_sleep.h"
 #include "sleeper.h"
 
-/* Copies of about BATCH bytes are followed by an event. While the host unmaps the pages of one
- * batch, the copies of the next WINDOW - 1 are under way. */
+/* Pages go in batches of about BATCH bytes, and an event follows the copies of each. While the host
+ * unmaps the pages of one batch, the copies of up to WINDOW later ones are under way. */
 enum { WINDOW = 4 };
 static const size_t BATCH = 32 * MIB;
 
 /* ---- before ------------------------------------------------------------ */
 
-/* Asked before mallocs are refused: those of a capture must not fail for nothing. */
+/* Asked before mallocs are refused, so that none of a capture fails for a sleep that is refused
+ * anyway. */
 static esper_status check_devices(core_t *core)
 {
   for (int i = 0; i < core->device_count; i++) {
@@ -152,12 +154,12 @@ typedef struct attempt {
  * there. */
 static esper_status prepare(attempt_t *a)
 {
-  /* Stale pages go as well: they would be mapped elsewhere, and keep their memory. */
+  /* This also ends stale mappings: a page that is mapped elsewhere, too, would keep its memory. */
   a->result.given_back = release_tagged(a->device, a->choice.tags);
   esper_status status = failure_check(a->device);
   if (status == ESPER_OK)
     status = choose_pages(&a->choice);
-  /* If nothing is kept, pinned memory stays as it is: to give it back takes seconds. */
+  /* If nothing is kept, pinned memory stays as it is: giving it back takes seconds. */
   if (status == ESPER_OK && a->choice.keeps)
     status = fit_pinned_memory(&a->choice);
   if (status == ESPER_OK && a->choice.keeps)

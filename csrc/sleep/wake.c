@@ -4,8 +4,8 @@
  * its bytes are copied back while the next page is being mapped. The host waits for the last copy,
  * so that every stream may use the memory afterwards: also those that the core has never met, and
  * graphs. If there is too little memory, what was mapped is given back, and everything still
- * sleeps: the host keeps its copies until all has woken. Pages that one freed block fills do not
- * come back. */
+ * sleeps: the host keeps its copies until all has woken. A page that one freed block
+ * fills stays away, unless the block still owes something or its pool keeps its memory. */
 #include "../core/base/call.h"
 #include "../core/memory/failure.h"
 #include "../core/memory/waking.h"
@@ -27,11 +27,11 @@ typedef struct coming {
 } coming_t;
 
 /* Gives back what nobody uses, once. */
-static void release_unused(coming_t *r)
+static void release_unused(coming_t *c)
 {
-  r->released = true;
-  drain_device(r->waking.device, DRAIN_LIMITED);
-  release_cached(r->waking.device, NULL, true, SIZE_MAX);
+  c->released = true;
+  drain_device(c->waking.device, DRAIN_LIMITED);
+  release_cached(c->waking.device, NULL, true, SIZE_MAX);
 }
 
 static esper_status copy_to_device(device_t *device, uintptr_t address, char *host, size_t size)
@@ -40,91 +40,92 @@ static esper_status copy_to_device(device_t *device, uintptr_t address, char *ho
                              size);
 }
 
-static void fill_page(coming_t *r, const sleeper_t *s, const sleeping_page_t *page, size_t parcel)
+static void fill_page(coming_t *c, const sleeper_t *s, const sleeping_page_t *page, size_t parcel)
 {
   const page_t *entry = sleeping_page_entry(page);
-  device_t *device = r->waking.device;
-  r->enqueued |= entry->empty || page->parcels;
+  device_t *device = c->waking.device;
+  c->enqueued |= entry->empty || page->parcels;
   if (entry->empty)
     failure_note(device,
-                 call_memory_zero(device->core, device->index, r->copier.handle,
+                 call_memory_zero(device->core, device->index, c->copier.handle,
                                   page_address(page->segment, entry), sleeping_page_size(page)));
   for (size_t i = parcel; i < parcel + page->parcels; i++)
     sleeper_copy(device, s, &s->list.parcels[i], copy_to_device);
 }
 
-static esper_status bring_page(coming_t *r, const sleeper_t *s, const sleeping_page_t *page,
+static esper_status bring_page(coming_t *c, const sleeper_t *s, const sleeping_page_t *page,
                                size_t parcel)
 {
-  esper_status status = waking_map(&r->waking, page);
-  if (status == ESPER_OUT_OF_MEMORY && !r->released) {
-    release_unused(r);
-    status = waking_map(&r->waking, page);
+  esper_status status = waking_map(&c->waking, page);
+  if (status == ESPER_OUT_OF_MEMORY && !c->released) {
+    release_unused(c);
+    status = waking_map(&c->waking, page);
   }
   if (status != ESPER_OK)
     return status;
-  fill_page(r, s, page, parcel);
-  return failure_check(r->waking.device);
+  fill_page(c, s, page, parcel);
+  return failure_check(c->waking.device);
 }
 
-static esper_status bring_back(coming_t *r, bool large)
+static esper_status bring_back(coming_t *c, bool large)
 {
   esper_status status = ESPER_OK;
-  const waking_t *w = &r->waking;
+  const waking_t *w = &c->waking;
   for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
     for (size_t i = 0, parcel = 0; i < list->page_count && status == ESPER_OK; i++) {
       const sleeping_page_t *page = &list->pages[i];
       if (!page->unneeded && (sleeping_page_size(page) >= LARGE_PAGE) == large)
-        status = bring_page(r, sleeper_with(list), page, parcel);
+        status = bring_page(c, sleeper_with(list), page, parcel);
       parcel += page->parcels;
     }
   return status;
 }
 
-static esper_status begin(coming_t *r)
+static esper_status begin(coming_t *c)
 {
-  esper_status status = sleeper_stream(r->waking.device, &r->copier);
+  esper_status status = sleeper_stream(c->waking.device, &c->copier);
   if (status != ESPER_OK)
     return status;
-  status = waking_begin(&r->waking);
+  status = waking_begin(&c->waking);
   if (status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED)
     return status;
-  release_unused(r); /* the memory fraction */
-  return waking_begin(&r->waking);
+  release_unused(c); /* it may be within the memory fraction afterwards */
+  return waking_begin(&c->waking);
 }
 
-static esper_status wake(coming_t *r)
+static esper_status wake(coming_t *c)
 {
-  device_t *device = r->waking.device;
-  esper_status status = begin(r);
+  device_t *device = c->waking.device;
+  esper_status status = begin(c);
   if (status != ESPER_OK)
     return status;
-  for (int large = 1; large >= 0 && status == ESPER_OK; large--)
-    status = bring_back(r, large);
-  if (r->enqueued)
-    sleeper_wait_for_copies(device, stream_record(r->copier), RULE(WAKE_BEFORE_USE));
+  status = bring_back(c, true);
+  if (status == ESPER_OK)
+    status = bring_back(c, false);
+  if (c->enqueued)
+    sleeper_wait_for_copies(device, stream_record(c->copier), RULE(WAKE_BEFORE_USE));
   if (status != ESPER_OK && !device_has_failed(device))
-    waking_undo(&r->waking);
+    waking_undo(&c->waking);
   if (device_has_failed(device))
     status = failure_check(device);
-  waking_end(&r->waking, status == ESPER_OK);
+  waking_end(&c->waking, status == ESPER_OK);
   return status;
 }
 
 /* *woken grows by the bytes of memory that came back. */
 static esper_status wake_device(device_t *device, const bool tags[TAGS], size_t *woken)
 {
-  coming_t r = {.waking = {.device = device, .tags = tags}};
+  coming_t c = {.waking = {.device = device, .tags = tags}};
   bool any = false;
   lock(&device->sleep_lock);
   for (int i = 0; i < TAGS; i++)
     any |= tags[i] && device->asleep[i]; /* changes only under the sleep lock */
   esper_status status = failure_check(device);
   if (any && status == ESPER_OK)
-    status = wake(&r);
+    status = wake(&c);
   unlock(&device->sleep_lock);
   if (status == ESPER_OK)
-    *woken += r.waking.bytes;
+    *woken += c.waking.bytes;
   return status;
 }
 

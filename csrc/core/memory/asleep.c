@@ -125,7 +125,8 @@ static void drop_absent(block_t *block)
   stats_stretches_end(&s->device->stats, peaks);
 }
 
-void asleep_free_wakes(block_t *block)
+/* A claimed free block wakes. Its pages that are absent become holes; what is left is free again. */
+static void free_wakes(block_t *block)
 {
   uintptr_t first = 0;
   size_t size;
@@ -156,7 +157,7 @@ void asleep_free_blocks_wake(segment_t *s, bool all)
     if (after && (after->state == BLOCK_READY || after->state == BLOCK_HOLE))
       after = after->next;
     if (b->state == BLOCK_ASLEEP && (all || !pages_sleep_under(b)))
-      asleep_free_wakes(b);
+      free_wakes(b);
   }
 }
 
@@ -201,7 +202,7 @@ size_t asleep_unmap(device_t *device, const sleeping_page_t *pages, size_t count
 
 void asleep_stay_awake(device_t *device, sleeping_t *sleeping)
 {
-  lock(&device->growth_lock); /* not while another thread names pages */
+  lock(&device->growth_lock); /* not while another thread hands pages to a process */
   lock(&device->lock);
   caches_close(device);
   for (size_t i = 0; i < sleeping->page_count; i++)

@@ -4,7 +4,7 @@
  * no bin.
  *
  * With choose.h and waking.h these are the calls by which ../../sleep puts pages to sleep and wakes
- * them. Without the device's lock, unless they say otherwise. */
+ * them. They are called without the device's lock, unless they say otherwise. */
 #ifndef ESPER_ASLEEP_H
 #define ESPER_ASLEEP_H
 
@@ -23,7 +23,7 @@ typedef struct sleeping_page {
   segment_t *segment;
   size_t first;   /* its first granule in the segment */
   size_t parcels; /* how many of the parcels are its own; they are in the order of the pages */
-  bool unneeded;  /* one freed block fills it, so it need not wake */
+  bool unneeded;  /* one freed block fills it, and it need not wake */
 } sleeping_page_t;
 
 /* What one call has put to sleep of one tag. A device's list of these is under its sleep lock. It
@@ -63,24 +63,24 @@ void asleep_allow(device_t *device, const bool tags[TAGS], const bool before[TAG
  * that fails. */
 size_t asleep_unmap(device_t *device, const sleeping_page_t *pages, size_t count);
 
-/* The pages are awake again, because the sleep ended before one of them was unmapped. */
+/* The pages are awake again, because the sleep ended before any of them was unmapped. */
 void asleep_stay_awake(device_t *device, sleeping_t *sleeping);
 
-/* ---- for choose.c and waking.c: under the lock --------------------------- */
+/* ---- for choose.c and waking.c ------------------------------------------- */
+
+/* The memory of a page that sleeps went back to the driver, or was mapped again with a new handle.
+ * It still sleeps. Takes the lock, because frees read the entries of pages that sleep. */
+void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent);
+
+/* These three are called under the lock. */
 
 /* A page goes to sleep or wakes: updates its entry, which becomes `page`. */
 void asleep_set(segment_t *s, page_t page, bool asleep);
 void sleeping_page_wakes(const sleeping_page_t *page);
 
-/* The memory of a page that sleeps went back to the driver, or was mapped again with a new handle.
- * It still sleeps. Takes the lock, because frees read the table of pages that sleep. */
-void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent);
-
-/* A claimed free block wakes. Its pages that are absent become holes; what is left is free again.
- * The caller has reserved two blocks in the arena for each of those pages. */
-void asleep_free_wakes(block_t *block);
-
-/* The free blocks of a segment wake: all of them, or those that lie on no page that sleeps. */
+/* The free blocks of a segment wake: all of them, or those that lie on no page that sleeps. Of
+ * these, pages that are absent become holes, for each of which the caller has reserved two blocks
+ * in the arena. */
 void asleep_free_blocks_wake(segment_t *s, bool all);
 
 #endif

@@ -4,7 +4,7 @@
 #include "../blocks/free_blocks.h"
 #include "../blocks/use.h"
 
-/* Inside this file: why a page stays. */
+/* Inside this file, beside the reasons of esper_stays. */
 enum { GOES = -1, SLEEPS_ALREADY = -2 };
 
 /* Pages and parcels for which the lists are not large enough yet. */
@@ -13,8 +13,8 @@ typedef struct missing {
   bool any;
 } missing_t;
 
-/* Everything enqueued before has completed. But a block may have been freed since, and points of
- * captures, which nothing outside waits for, never complete. */
+/* Everything enqueued before has completed, but a block may have been freed since. Points of captures
+ * never complete outside, so they do not count. */
 static bool owes_what_matters(const block_t *block)
 {
   bool owes = !owner_order_has_completed(block);
@@ -168,7 +168,8 @@ static bool reserve_missing(choice_t *c, const missing_t *missing)
   return true;
 }
 
-/* No other thread names pages meanwhile, so none that is about to be shared is chosen. */
+/* No other thread hands pages to a process meanwhile, so none that is about to be shared is
+ * chosen. */
 esper_status choose_pages(choice_t *c)
 {
   missing_t missing;

@@ -14,9 +14,9 @@ typedef struct choice {
   esper_sleep_result *result;             /* `stays` gets the bytes that cannot go */
 } choice_t;
 
-/* Marks each page of these tags that can go as asleep, and adds it and what is to be kept of it to
+/* Marks as asleep each page of these tags that can go, and adds it and what is to be kept of it to
  * the list of its tag. Free blocks on these pages serve nothing any more. ESPER_HOST_MEMORY: some
- * pages were marked, and the caller undoes that. Without the lock. */
+ * pages were marked, and the caller undoes that. Under the sleep lock, without the device's. */
 esper_status choose_pages(choice_t *choice);
 
 #endif

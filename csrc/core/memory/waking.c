@@ -131,7 +131,7 @@ static void note_awake(const waking_t *w)
 
 void waking_end(waking_t *w, bool done)
 {
-  lock(&w->device->growth_lock); /* not while another thread names pages */
+  lock(&w->device->growth_lock); /* not while another thread hands pages to a process */
   lock(&w->device->lock);
   give_spares(w);
   if (done)

@@ -8,7 +8,7 @@
 typedef struct waking {
   device_t *device;
   const bool *tags;
-  void *spares; /* blocks for the splits at the end, linked by their first word */
+  void *spares; /* blocks for the splits when the wake ends, linked by their first word */
   size_t bytes; /* of the pages that come back */
 } waking_t;
 
@@ -16,17 +16,18 @@ typedef struct waking {
 sleeping_t *waking_first(const waking_t *w);
 sleeping_t *waking_next(const waking_t *w, const sleeping_t *list);
 
-/* Finds the pages that need not come back, because one freed block fills them. Out of memory: the
- * others would exceed the device's limit. */
+/* Finds the pages that need not come back, because one freed block that owes nothing fills them.
+ * ESPER_OUT_OF_MEMORY, ESPER_REJECTED: the others would pass a limit of the device. */
 esper_status waking_begin(waking_t *w);
 
-/* Maps new memory where the page was. */
+/* Maps new memory where the page was. ESPER_OUT_OF_MEMORY, ESPER_REJECTED: as waking_begin, or the
+ * driver has none. */
 esper_status waking_map(const waking_t *w, const sleeping_page_t *page);
 
-/* There was too little memory: what was mapped goes back. */
+/* After an error, unless the device has failed: what was mapped goes back. */
 void waking_undo(const waking_t *w);
 
-/* All pages have come, or (not `done`) all sleep as before. */
+/* Ends the wake. `done`: all pages have come; otherwise all sleep as before. */
 void waking_end(waking_t *w, bool done);
 
 #endif

@@ -13,13 +13,14 @@
  *      Beyond the garbage_collection_threshold, segments that were unused for long go back first
  *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
  *   7. find_in_spare_pools: memory of pools that may be used when memory is short
- *   8. wait_and_release: the host waits for one event after the other, then for the whole device.
- *      Then cached memory goes back and new memory is tried again
+ *   8. wait_and_release: the host waits for one event after the other, then for the whole device,
+ *      and tries steps 2, 3 and 7 again. Then cached memory goes back for new memory. Last comes
+ *      take_returned, when a sleep that is under way has sent its pages
  *
  * No step makes a stream wait (rule 2). Each takes the device's lock for itself; the host waits
  * without it, and driver calls are made without it, on claimed blocks. Inside a capture three kinds
  * of memory serve: what the stream itself freed in it, what its pool had when it was quiesced, and
- * new memory. There the host waits for no event.
+ * new memory, then take_returned. There the host waits for no event.
  *
  * Memory with a fence (esper_fence) is always new: take_fenced instead of all these steps.
  *
@@ -78,7 +79,7 @@ static bool borrows_too_often(const request_t *q)
  * asks about it, and the second round looks again. */
 static block_t *borrow(const request_t *q)
 {
-  for (int round = 0; round < 2; round++) {
+  for (int round = 0;; round++) {
     probes_t probes;
     probes.count = 0;
     lock(&q->device->lock);
@@ -104,15 +105,15 @@ static block_t *borrow(const request_t *q)
       }
     }
     unlock(&q->device->lock);
-    if (!probes.count)
+    if (!probes.count || round > 0)
       return NULL;
     probes_ask(&probes, q->core, false);
   }
-  return NULL;
 }
 
-/* One thread at a time, because growing moves memory that other threads cannot find meanwhile. A
- * MemPool's own allocator may wait for something that another thread holds. */
+/* One thread at a time, because growing moves memory that other threads cannot find meanwhile. But
+ * a MemPool's own allocator may wait for something that another thread holds, so it is called
+ * without the lock. */
 static void growth_begin(const request_t *q)
 {
   if (!q->pool->source.obtain)
@@ -396,7 +397,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
     return status;
   }
   const size_t rounded = try.size ? try.size : config_round(config, size);
-  /* Every field is named: to clear the request first would take as long as its lock. */
+  /* Every field is named: to clear the request first would take as long as the device's lock. */
   request_t q = {.core = core,
                  .device = device,
                  .pool = pool,
