@@ -170,6 +170,8 @@ def test_a_file_that_takes_for_ever_ends_with_the_command(tmp_path, sent):
     with subprocess.Popen(
         [sys.executable, "-m", "esper_alloc", "replay", str(path)],
         stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        # Tests that run in the background may have been started with this signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as command:  # fmt: skip
         children = Path(f"/proc/{command.pid}/task/{command.pid}/children")
         if not children.exists():
