@@ -131,11 +131,7 @@ def test_every_recorded_row_can_be_measured_again(path: Path) -> None:
     assert [name for name in gone if not any(one in name for one in answered)] == []
     wanted = [(row.names, row.peer) for table in shown.TABLES for row in table.rows
               if row.topic == path.stem and row.peer]  # fmt: skip
-    wanted += [
-        (one, peer)
-        for topic, one, peer, *_ in (*shown.FEW, *shown.SAID.values())
-        if topic == path.stem
-    ]
+    wanted += [(one, peer) for topic, one, peer, *_ in shown.FEW if topic == path.stem]
     for one, peer in wanted:
         assert any((name, peer) in pairs for name in ((one,) if isinstance(one, str) else one)), (
             one,
