@@ -125,7 +125,7 @@ static void drop_absent(block_t *block)
   stats_stretches_end(&s->device->stats, peaks);
 }
 
-/* A claimed free block wakes. Its pages that are absent become holes; what is left is free again. */
+/* A claimed free block wakes. Its pages that are absent become holes; the rest is free again. */
 static void free_wakes(block_t *block)
 {
   uintptr_t first = 0;

@@ -13,8 +13,8 @@ typedef struct missing {
   bool any;
 } missing_t;
 
-/* Everything enqueued before has completed, but a block may have been freed since. Points of captures
- * never complete outside, so they do not count. */
+/* Everything enqueued before has completed, but a block may have been freed since. Points of
+ * captures never complete outside, so they do not count. */
 static bool owes_what_matters(const block_t *block)
 {
   bool owes = !owner_order_has_completed(block);
