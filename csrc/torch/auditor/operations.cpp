@@ -4,6 +4,7 @@
 
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -41,46 +42,17 @@ bool ends_with(std::string_view text, std::string_view with)
 // Operators that look at shapes, flags or storages, not at contents.
 bool touches_nothing(std::string_view name, const c10::OperatorName &operator_name)
 {
-  static constexpr std::string_view names[] = {"aten::requires_grad_",
-                                               "aten::retain_grad",
-                                               "aten::set_data",
-                                               "aten::is_pinned",
-                                               "aten::result_type",
-                                               "aten::can_cast",
-                                               "aten::is_set_to",
-                                               "aten::is_same_size",
-                                               "aten::resize_",
-                                               "aten::_resize_output_",
-                                               "aten::set_",
-                                               "aten::resize_as_",
-                                               "aten::record_stream",
-                                               "aten::_version",
-                                               "aten::output_nr",
-                                               "aten::is_leaf",
-                                               "aten::broadcast_tensors",
-                                               "aten::expand_as",
-                                               "aten::view_as",
-                                               "aten::reshape_as",
-                                               "aten::_assert_tensor_metadata",
-                                               "aten::_has_compatible_shallow_copy_type",
-                                               "aten::_debug_has_internal_overlap",
-                                               "aten::_make_dual",
-                                               "aten::_shape_as_tensor",
-                                               "aten::_unsafe_view",
-                                               "aten::align_tensors",
-                                               "aten::atleast_1d",
-                                               "aten::atleast_2d",
-                                               "aten::atleast_3d",
-                                               "aten::is_distributed",
-                                               "aten::meshgrid",
-                                               "aten::unflatten_dense_tensors",
-                                               "aten::unsafe_chunk",
-                                               "aten::unsafe_split",
-                                               "aten::unsafe_split_with_sizes"};
-  for (const std::string_view one : names) {
-    if (name == one) {
-      return true;
-    }
+  static constexpr std::string_view names =
+      " requires_grad_ retain_grad set_data is_pinned result_type can_cast is_set_to "
+      "is_same_size resize_ _resize_output_ set_ resize_as_ record_stream _version "
+      "output_nr is_leaf broadcast_tensors expand_as view_as reshape_as "
+      "_assert_tensor_metadata _has_compatible_shallow_copy_type "
+      "_debug_has_internal_overlap _make_dual _shape_as_tensor _unsafe_view "
+      "align_tensors atleast_1d atleast_2d atleast_3d is_distributed meshgrid "
+      "unflatten_dense_tensors unsafe_chunk unsafe_split unsafe_split_with_sizes ";
+  if (begins_with(name, "aten::") &&
+      names.find(" " + std::string(name.substr(6)) + " ") != std::string_view::npos) {
+    return true;
   }
   if (begins_with(name, "aten::new_") || begins_with(name, "esper_alloc::") ||
       (begins_with(name, "aten::") && ends_with(name, "_like"))) {

@@ -27,17 +27,13 @@ PyObject *expect(PyObject *object)
 const char *text_of(PyObject *value)
 {
   Py_ssize_t size = 0;
-  const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, &size) : nullptr;
+  TORCH_CHECK_TYPE(PyUnicode_Check(value), "a tag is a str, not ", Py_TYPE(value)->tp_name);
+  const char *text = PyUnicode_AsUTF8AndSize(value, &size);
   if (text == nullptr) {
-    if (PyErr_Occurred() == nullptr) {
-      PyErr_Format(PyExc_TypeError, "a tag is a str, not %s", Py_TYPE(value)->tp_name);
-    }
     throw python_error();
   }
-  if (std::strlen(text) != static_cast<size_t>(size)) {
-    PyErr_SetString(PyExc_ValueError, "a tag cannot have a character 0 in it: leave it out");
-    throw python_error();
-  }
+  TORCH_CHECK_VALUE(std::strlen(text) == static_cast<size_t>(size),
+                    "a tag cannot have a character 0 in it: leave it out");
   return text;
 }
 
@@ -81,10 +77,7 @@ int device_of(PyObject *value)
 
 void expect_count(Py_ssize_t count, Py_ssize_t wanted)
 {
-  if (count != wanted) {
-    PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", wanted, count);
-    throw python_error();
-  }
+  TORCH_CHECK_TYPE(count == wanted, "expected ", wanted, " arguments, got ", count);
 }
 
 } // namespace
@@ -93,10 +86,7 @@ PyObject *push_tag(PyObject * /*module*/, PyObject *name)
 {
   HANDLE_TH_ERRORS
   const esper_status status = capi().tag_push(text_of(name));
-  if (status == ESPER_INVALID) {
-    PyErr_SetString(PyExc_ValueError, capi().last_error());
-    return nullptr;
-  }
+  TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   check(status, "pushing a tag");
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -124,10 +114,7 @@ PyObject *put_to_sleep(PyObject * /*module*/, PyObject *const *arguments, Py_ssi
     const WithoutGil no_gil;
     status = capi().sleep(the_core, device, tags.names(), tags.count(), keep, &result);
   }
-  if (status == ESPER_INVALID) {
-    PyErr_SetString(PyExc_ValueError, capi().last_error());
-    return nullptr;
-  }
+  TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   check(status, "putting memory to sleep");
   PyObject *stays = expect(PyTuple_New(ESPER_STAYS_COUNT));
   for (int i = 0; i < ESPER_STAYS_COUNT; ++i) {
@@ -153,10 +140,7 @@ PyObject *wake_up(PyObject * /*module*/, PyObject *const *arguments, Py_ssize_t 
     const WithoutGil no_gil;
     status = capi().wake(the_core, device, tags.names(), tags.count(), &woken);
   }
-  if (status == ESPER_INVALID) {
-    PyErr_SetString(PyExc_ValueError, capi().last_error());
-    return nullptr;
-  }
+  TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   TORCH_CHECK_WITH(OutOfMemoryError, status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED,
                    "esper_alloc, waking memory: ", capi().last_error(),
                    ". Everything on this device still sleeps; free memory and wake it again");
@@ -179,12 +163,6 @@ PyObject *trim_sleep(PyObject * /*module*/, PyObject * /*none*/)
 PyObject *tag_stats(PyObject * /*module*/, PyObject *device)
 {
   HANDLE_TH_ERRORS
-  struct Free {
-    void operator()(esper_tag_stats *tags) const
-    {
-      std::free(tags);
-    }
-  };
   esper_tag_stats *figures = nullptr;
   size_t count = 0;
   const int index = device_of(device);
@@ -195,7 +173,7 @@ PyObject *tag_stats(PyObject * /*module*/, PyObject *device)
     status = capi().get_tag_stats(the_core, index, &figures, &count);
   }
   check(status, "reading tags");
-  const std::unique_ptr<esper_tag_stats, Free> owned(figures);
+  const std::unique_ptr<esper_tag_stats, decltype(&std::free)> owned(figures, &std::free);
   PyObject *list = expect(PyList_New(0));
   for (size_t i = 0; list != nullptr && i < count; ++i) {
     const esper_tag_stats &tag = figures[i];

@@ -109,6 +109,17 @@ Context find(const Contexts &contexts, uintptr_t address)
 }
 
 template <class Contexts>
+Context context_of(int device, Contexts Trace::*contexts, uintptr_t address)
+{
+  Trace *trace = trace_of(device);
+  if (trace == nullptr) {
+    return nullptr;
+  }
+  std::lock_guard<std::mutex> lock(trace->mutex);
+  return find(trace->*contexts, address);
+}
+
+template <class Contexts>
 void keep(Contexts &contexts, uintptr_t address, const Context &context)
 {
   if (context) {
@@ -355,22 +366,12 @@ void trace_snapshot(int device, size_t active, c10::MempoolId_t pool)
 
 Context context_of_block(int device, uintptr_t address)
 {
-  Trace *trace = trace_of(device);
-  if (trace == nullptr) {
-    return nullptr;
-  }
-  std::lock_guard<std::mutex> lock(trace->mutex);
-  return find(trace->blocks, address);
+  return context_of(device, &Trace::blocks, address);
 }
 
 Context context_of_segment(int device, uintptr_t address)
 {
-  Trace *trace = trace_of(device);
-  if (trace == nullptr) {
-    return nullptr;
-  }
-  std::lock_guard<std::mutex> lock(trace->mutex);
-  return find(trace->segments, address);
+  return context_of(device, &Trace::segments, address);
 }
 
 std::vector<AnnotationEntry> copy_annotations()

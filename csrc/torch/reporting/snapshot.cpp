@@ -116,15 +116,21 @@ const char *name_of(unsigned kind)
   return "record_use";
 }
 
+AnnotationEntry annotation(int device, const char *name, const std::string &stage)
+{
+  AnnotationEntry made(static_cast<c10::DeviceIndex>(device), c10::approx_time_t{});
+  made.time_.t_ = microseconds_since_1970();
+  made.recordUserMetadata("name", name);
+  made.recordUserMetadata("stage", stage);
+  return made;
+}
+
 // PyTorch's structure has no field for a block's uses, so each becomes an annotation, which other
 // viewers ignore. with_uses() of esper_alloc.replay.snapshot attaches them to their blocks.
 AnnotationEntry convert(const esper_segment_entry &segment, const esper_block_entry &block,
                         const esper_use_entry &use)
 {
-  AnnotationEntry to(static_cast<c10::DeviceIndex>(segment.device), c10::approx_time_t{});
-  to.time_.t_ = microseconds_since_1970();
-  to.recordUserMetadata("name", "esper_alloc.use");
-  to.recordUserMetadata("stage", "PENDING");
+  AnnotationEntry to = annotation(segment.device, "esper_alloc.use", "PENDING");
   to.recordUserMetadata("address", std::to_string(block.address));
   to.recordUserMetadata("stream_device", std::to_string(use.device));
   to.recordUserMetadata("stream", std::to_string(reinterpret_cast<uintptr_t>(use.stream)));
@@ -136,10 +142,8 @@ AnnotationEntry convert(const esper_segment_entry &segment, const esper_block_en
 // The tag of a segment, and how much of it sleeps. Its sizes are as if it were awake.
 AnnotationEntry describe_tag(const esper_segment_entry &segment)
 {
-  AnnotationEntry to(static_cast<c10::DeviceIndex>(segment.device), c10::approx_time_t{});
-  to.time_.t_ = microseconds_since_1970();
-  to.recordUserMetadata("name", "esper_alloc.tag");
-  to.recordUserMetadata("stage", segment.asleep != 0 ? "ASLEEP" : "AWAKE");
+  AnnotationEntry to =
+      annotation(segment.device, "esper_alloc.tag", segment.asleep != 0 ? "ASLEEP" : "AWAKE");
   to.recordUserMetadata("address", std::to_string(segment.address));
   to.recordUserMetadata("tag", segment.tag);
   to.recordUserMetadata("asleep_size", std::to_string(segment.asleep));
@@ -151,13 +155,9 @@ AnnotationEntry describe_allowance()
 {
   esper_config config;
   capi().get_config(core(), &config);
-  AnnotationEntry to(0, c10::approx_time_t{});
-  to.time_.t_ = microseconds_since_1970();
-  to.recordUserMetadata("name", "esper_alloc.allowance");
-  to.recordUserMetadata("stage", config.allowance == ESPER_ALLOWANCE_OFF
-                                     ? "off"
-                                     : std::to_string(config.allowance));
-  return to;
+  return annotation(0, "esper_alloc.allowance",
+                    config.allowance == ESPER_ALLOWANCE_OFF ? "off"
+                                                            : std::to_string(config.allowance));
 }
 
 // Options of the host allocator, which newer versions list, too.

@@ -1,13 +1,8 @@
 #include "scope.h"
 
-#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/Exceptions.h>
-
-#include <memory>
-#include <mutex>
-#include <unordered_map>
-#include <vector>
 
 #include "../base/core_api.h"
 #include "../base/current.h"
@@ -20,39 +15,13 @@ namespace esper
 namespace
 {
 
-using at::cuda::CUDAEvent;
 using c10::cuda::CUDAStream;
 
 // Events for waits between streams. They are pooled, because creating one can take milliseconds
 // while the device is busy. They are never destroyed, because at exit the driver may be gone.
-class WaitEvents
+c10::cuda::CUDAEventPool &wait_events()
 {
-public:
-  std::unique_ptr<CUDAEvent> take(c10::DeviceIndex device)
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto &idle = idle_[device];
-    if (idle.empty()) {
-      return std::make_unique<CUDAEvent>(cudaEventDisableTiming);
-    }
-    auto event = std::move(idle.back());
-    idle.pop_back();
-    return event;
-  }
-  void give_back(c10::DeviceIndex device, std::unique_ptr<CUDAEvent> event)
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    idle_[device].push_back(std::move(event));
-  }
-
-private:
-  std::mutex mutex_;
-  std::unordered_map<c10::DeviceIndex, std::vector<std::unique_ptr<CUDAEvent>>> idle_;
-};
-
-WaitEvents &wait_events()
-{
-  static auto *events = new WaitEvents();
+  static auto *events = new c10::cuda::CUDAEventPool();
   return *events;
 }
 
@@ -115,11 +84,9 @@ void wait_for(CUDAStream waiter, CUDAStream on)
   if (waiter == on) {
     return;
   }
-  auto event = wait_events().take(on.device_index());
+  const auto event = wait_events().get(on.device_index());
   event->record(on);
-  event->block(waiter);
-  // The enqueued wait keeps what the event stood for, so it may be recorded again.
-  wait_events().give_back(on.device_index(), std::move(event));
+  event->block(waiter); // which keeps what the event stood for, so it may be recorded again
 }
 
 PyObject *enter_stream(PyObject * /*module*/, PyObject *stream)

@@ -10,11 +10,20 @@ namespace esper
 namespace
 {
 
-// A function of the package, for what is easier to write in Python.
-PyObject *python_helper(const char *module_name, const char *name)
+// What a Python function returned. Throws its exception.
+Reference expect(PyObject *result)
 {
-  Reference module(PyImport_ImportModule(module_name));
-  return module ? PyObject_GetAttrString(module.get(), name) : nullptr;
+  if (result == nullptr) {
+    throw python_error();
+  }
+  return Reference(result);
+}
+
+// A function of the package, for what is easier to write in Python.
+Reference python_helper(const char *module_name, const char *name)
+{
+  const Reference module = expect(PyImport_ImportModule(module_name));
+  return expect(PyObject_GetAttrString(module.get(), name));
 }
 
 bool is_scalar(PyObject *value)
@@ -70,11 +79,8 @@ void Gathering::add_element(PyObject *value)
   if (add(value) || is_scalar(value)) {
     return;
   }
-  Reference helper(python_helper("esper_alloc.uses.containers", "pass_over"));
-  Reference done(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
-  if (!done) {
-    throw python_error();
-  }
+  const Reference helper = python_helper("esper_alloc.uses.containers", "pass_over");
+  expect(PyObject_CallOneArg(helper.get(), value));
 }
 
 bool Gathering::add_children(PyObject *value)
@@ -95,11 +101,8 @@ bool Gathering::add_children(PyObject *value)
     return true;
   }
   // Python lists the elements of dictionaries, sets, other mappings and dataclasses.
-  Reference helper(python_helper("esper_alloc.uses.containers", "children"));
-  Reference children(helper ? PyObject_CallOneArg(helper.get(), value) : nullptr);
-  if (!children) {
-    throw python_error();
-  }
+  const Reference helper = python_helper("esper_alloc.uses.containers", "children");
+  const Reference children = expect(PyObject_CallOneArg(helper.get(), value));
   if (children.get() == Py_None) {
     return false;
   }
@@ -113,23 +116,15 @@ bool Gathering::add_children(PyObject *value)
 void Gathering::add_wrapper(PyObject *wrapper)
 {
   if (PyObject_HasAttrString(wrapper, "__tensor_flatten__")) {
-    Reference flat(PyObject_CallMethod(wrapper, "__tensor_flatten__", nullptr));
-    if (!flat) {
-      throw python_error();
-    }
+    const Reference flat = expect(PyObject_CallMethod(wrapper, "__tensor_flatten__", nullptr));
     TORCH_CHECK_TYPE(PyTuple_Check(flat.get()) && PyTuple_GET_SIZE(flat.get()) == 2,
                      Py_TYPE(wrapper)->tp_name,
                      ".__tensor_flatten__() must return (names, context)");
-    Reference names(
-        PySequence_Fast(PyTuple_GET_ITEM(flat.get(), 0), "names of inner tensors expected"));
-    if (!names) {
-      throw python_error();
-    }
+    const Reference names =
+        expect(PySequence_Fast(PyTuple_GET_ITEM(flat.get(), 0), "names of inner tensors expected"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(names.get()); ++i) {
-      Reference inner(PyObject_GetAttr(wrapper, PySequence_Fast_GET_ITEM(names.get(), i)));
-      if (!inner) {
-        throw python_error();
-      }
+      const Reference inner =
+          expect(PyObject_GetAttr(wrapper, PySequence_Fast_GET_ITEM(names.get(), i)));
       add(inner.get()); // what is not a tensor (a device mesh, say) needs no mark
     }
     return;
@@ -177,20 +172,16 @@ void Gathering::mark(const End &end, const PythonEnd &python_end)
 
 void Gathering::mark_others(const End &end, const PythonEnd &python_end)
 {
-  Reference tensors(PyList_New(0));
+  const Reference tensors = expect(PyList_New(0));
   for (PyObject *other : others_) {
-    if (!tensors || PyList_Append(tensors.get(), other) < 0) {
+    if (PyList_Append(tensors.get(), other) < 0) {
       throw python_error();
     }
   }
-  Reference helper(python_helper("esper_alloc.uses.use", "mark_others"));
-  Reference done(helper ? PyObject_CallFunctionObjArgs(helper.get(), tensors.get(),
-                                                       python_end.stream, python_end.event,
-                                                       end.until_free ? Py_True : Py_False, nullptr)
-                        : nullptr);
-  if (!done) {
-    throw python_error();
-  }
+  const Reference helper = python_helper("esper_alloc.uses.use", "mark_others");
+  expect(PyObject_CallFunctionObjArgs(helper.get(), tensors.get(), python_end.stream,
+                                      python_end.event, end.until_free ? Py_True : Py_False,
+                                      nullptr));
 }
 
 namespace
