@@ -389,9 +389,8 @@ ESPER_API esper_status esper_get_stats(esper_core *core, int device, esper_stats
 ESPER_API esper_status esper_reset_peak_stats(esper_core *core, int device);
 ESPER_API esper_status esper_reset_accumulated_stats(esper_core *core, int device);
 
-/* Copies the figures of the device's private pools that have ever had memory, oldest first, into
- * *pools (freed with free()). *count becomes their number. The figures of a pool that is gone stay
- * until the resets above have made them all zero, or until 256 younger pools are gone, too. */
+/* Copies the figures of the device's private pools into *pools (freed with free()), oldest pool
+ * first, without those that are all zero. *count becomes their number. */
 ESPER_API esper_status esper_get_pool_stats(esper_core *core, int device, esper_pool_stats **pools,
                                             size_t *count);
 

@@ -21,7 +21,6 @@
 #include "../pools/source.h"
 #include "../requests/drain.h"
 #include "../requests/imports.h"
-#include "../stats/pool_stats.h"
 
 /* ---- devices ----------------------------------------------------------- */
 
@@ -75,7 +74,6 @@ static void device_destroy(device_t *device)
     if (pool != device->default_pool)
       free(pool);
   }
-  pool_stats_destroy(&device->pool_stats);
   if (atomic_load(&device->carrier))
     call_stream_destroy(core, device->index, atomic_load(&device->carrier)->handle);
   for (route_t *o = device->routes, *older; o; o = older) {

@@ -1,5 +1,6 @@
 /* pools.c: the public functions of pools and captures. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/error.h"
 #include "../order/capturing.h"
@@ -7,7 +8,6 @@
 #include "../pools/pool.h"
 #include "../pools/routing.h"
 #include "../requests/quiesce.h"
-#include "../stats/pool_stats.h"
 
 static esper_status no_pool(device_t *device, uint64_t first, uint64_t second)
 {
@@ -245,20 +245,28 @@ esper_status esper_capture_end(esper_core *core, int index)
 
 /* ---- statistics ---------------------------------------------------------- */
 
-static size_t count_used(const device_t *device)
+static bool has_stats(const pool_t *pool)
+{
+  static const esper_stat none[ESPER_CLASSES];
+  return pool != pool->device->default_pool && memcmp(pool->reserved_bytes, none, sizeof none) != 0;
+}
+
+static size_t count_stats(const device_t *device)
 {
   size_t count = 0;
-  for (const pool_stats_t *stats = device->pool_stats; stats; stats = stats->next)
-    count += stats->used;
+  for (const pool_t *pool = device->pools; pool; pool = pool->next)
+    count += has_stats(pool);
   return count;
 }
 
 /* The list begins with the youngest pool; the copy begins with the oldest. */
-static void copy_used(const device_t *device, esper_pool_stats *to, size_t count)
+static void copy_stats(const device_t *device, esper_pool_stats *to, size_t count)
 {
-  for (const pool_stats_t *stats = device->pool_stats; stats; stats = stats->next)
-    if (stats->used)
-      to[--count] = stats->values;
+  for (const pool_t *pool = device->pools; pool; pool = pool->next)
+    if (has_stats(pool)) {
+      to[--count] = (esper_pool_stats){.id = {pool->id[0], pool->id[1]}};
+      memcpy(to[count].reserved_bytes, pool->reserved_bytes, sizeof pool->reserved_bytes);
+    }
 }
 
 esper_status esper_get_pool_stats(esper_core *core, int index, esper_pool_stats **pools,
@@ -271,10 +279,10 @@ esper_status esper_get_pool_stats(esper_core *core, int index, esper_pool_stats 
   if (!device)
     return status;
   lock(&device->lock);
-  *count = count_used(device);
+  *count = count_stats(device);
   *pools = *count ? malloc(*count * sizeof **pools) : NULL;
   if (*pools)
-    copy_used(device, *pools, *count);
+    copy_stats(device, *pools, *count);
   unlock(&device->lock);
   if (*count && !*pools) {
     *count = 0;

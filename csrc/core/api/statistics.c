@@ -12,7 +12,7 @@
 #include "../order/device.h"
 #include "../requests/hold_back.h"
 #include "../pools/pool.h"
-#include "../stats/pool_stats.h"
+#include "../stats/stat.h"
 #include "../stats/stats.h"
 
 esper_status esper_get_stats(esper_core *core, int device_index, esper_stats *stats)
@@ -45,7 +45,9 @@ esper_status esper_reset_peak_stats(esper_core *core, int device_index)
   caches_pause(device);
   shards_read(device);
   stats_reset_peaks(&device->stats);
-  pool_stats_reset_peaks(&device->pool_stats);
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    for (int class = 0; class < ESPER_CLASSES; class++)
+      stat_reset_peak(&pool->reserved_bytes[class]);
   device->counters.bytes_asleep_peak = device->counters.bytes_asleep;
   caches_resume(device);
   unlock(&device->lock);
@@ -61,7 +63,9 @@ esper_status esper_reset_accumulated_stats(esper_core *core, int device_index)
   lock(&device->lock);
   shards_collect(device);
   stats_reset_accumulated(&device->stats);
-  pool_stats_reset_accumulated(&device->pool_stats);
+  for (pool_t *pool = device->pools; pool; pool = pool->next)
+    for (int class = 0; class < ESPER_CLASSES; class++)
+      stat_reset_accumulated(&pool->reserved_bytes[class]);
   unlock(&device->lock);
   return ESPER_OK;
 }

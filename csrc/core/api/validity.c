@@ -10,7 +10,6 @@
 #include "../order/event.h"
 #include "../order/record.h"
 #include "../pools/pool.h"
-#include "../stats/pool_stats.h"
 
 /* Compares the blocks' live, pending and ready bytes with the statistics. */
 static bool statistics_are_valid(device_t *device)
@@ -39,15 +38,14 @@ static bool statistics_are_valid(device_t *device)
 static bool pool_stats_are_valid(const device_t *device)
 {
   bool valid = true;
-  for (const pool_stats_t *stats = device->pool_stats; stats && valid; stats = stats->next) {
-    const esper_stat *reserved = stats->values.reserved_bytes;
+  for (const pool_t *pool = device->pools; pool && valid; pool = pool->next) {
+    const esper_stat *reserved = pool->reserved_bytes;
     int64_t bytes = 0;
     for (const segment_t *s = device->first_segment; s; s = s->next)
-      if (s->heap->pool->stats == stats)
+      if (s->heap->pool == pool)
         bytes += (int64_t)(s->bytes - s->absent);
     valid = reserved[ESPER_ALL].current == bytes &&
-            reserved[ESPER_SMALL].current + reserved[ESPER_LARGE].current == bytes &&
-            (stats->used || !bytes);
+            reserved[ESPER_SMALL].current + reserved[ESPER_LARGE].current == bytes;
   }
   return valid;
 }

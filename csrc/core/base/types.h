@@ -46,7 +46,6 @@ typedef struct stream stream_t;
 typedef struct record record_t;
 typedef struct use use_t;
 typedef struct route route_t;
-typedef struct pool_stats pool_stats_t;
 typedef struct capture capture_t;
 typedef struct branch branch_t;
 

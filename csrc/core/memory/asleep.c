@@ -73,9 +73,9 @@ static void absent_set(segment_t *s, page_t page, bool absent)
   count_absent(s, absent ? size : 0, absent ? 0 : size);
   page_store(s, page);
   if (absent)
-    stats_pages_slept(stats, s->heap->pool->stats, s->large, size);
+    stats_pages_slept(stats, s->heap->pool->reserved_bytes, s->large, size);
   else
-    stats_pages_woke(stats, s->heap->pool->stats, s->large, size);
+    stats_pages_woke(stats, s->heap->pool->reserved_bytes, s->large, size);
 }
 
 void sleeping_page_set(const sleeping_page_t *page, uint64_t handle, bool absent)
@@ -121,7 +121,7 @@ static void drop_absent(block_t *block)
   set_asleep(s, s->asleep - size);
   count_absent(s, 0, size);
   mapped_left(block, false); /* the block may be a part of another hole now */
-  stats_pages_woke(&s->device->stats, s->heap->pool->stats, s->large, size);
+  stats_pages_woke(&s->device->stats, s->heap->pool->reserved_bytes, s->large, size);
   stats_stretches_end(&s->device->stats, peaks);
 }
 

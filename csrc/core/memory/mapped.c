@@ -135,7 +135,7 @@ void mapped_arrived(block_t *piece)
   s->bytes += piece->size;
   if (s->touched < end)
     s->touched = end;
-  stats_pages_added(&s->device->stats, s->heap->pool->stats, s->large, piece->size,
+  stats_pages_added(&s->device->stats, s->heap->pool->reserved_bytes, s->large, piece->size,
                     1 - stretches_beside(piece));
   trace_add(s->device, ESPER_TRACE_SEGMENT_MAP, piece->address, piece->size, s->heap->stream);
   block_set_state(piece, BLOCK_CLAIMED);
@@ -147,7 +147,7 @@ static void lose_memory(block_t *block)
 {
   segment_t *s = block->segment;
   s->bytes -= block->size;
-  stats_pages_removed(&s->device->stats, s->heap->pool->stats, s->large, block->size,
+  stats_pages_removed(&s->device->stats, s->heap->pool->reserved_bytes, s->large, block->size,
                       stretches_beside(block) - 1);
   trace_add(s->device, ESPER_TRACE_SEGMENT_UNMAP, block->address, block->size, s->heap->stream);
   uses_drop(s->device, block);

@@ -74,7 +74,7 @@ void segment_add(block_t *block, uintptr_t address)
   map_insert_reserved(device->core->map, segment);
   map_insert(device->core->map, block);
   segment_link(segment);
-  stats_segment_added(&device->stats, segment->heap->pool->stats, size_of(segment));
+  stats_segment_added(&device->stats, segment->heap->pool->reserved_bytes, size_of(segment));
   trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
             segment->heap->stream);
 }
@@ -151,7 +151,7 @@ void segment_leaves(device_t *device, block_t *block)
   map_remove_segment(device->core->map, segment);
   map_remove(device->core->map, block);
   segment_unlink(segment);
-  stats_segment_removed(&device->stats, segment->heap->pool->stats, size_of(segment));
+  stats_segment_removed(&device->stats, segment->heap->pool->reserved_bytes, size_of(segment));
 }
 
 void segment_release(device_t *device, block_t *block)

@@ -47,7 +47,6 @@ struct device {
   heap_t *heaps;                     /* of all pools */
   pool_t *pools;                     /* the default pool is `default_pool` */
   pool_t *default_pool;
-  pool_stats_t *pool_stats; /* of private pools, the youngest first */
   pool_t *gone_pools;       /* for pool_bury, which calls their sources without the lock */
   heap_t *spare_heaps;      /* for reuse; never freed, because a free may still look at one */
   route_t *routes;          /* newest first */

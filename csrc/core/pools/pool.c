@@ -10,7 +10,6 @@
 #include "../order/capture.h"
 #include "../order/retire.h"
 #include "../order/stream.h"
-#include "../stats/pool_stats.h"
 #include "../stats/stat_shard.h"
 #include "source.h"
 
@@ -36,13 +35,8 @@ pool_t *pool_find(device_t *device, uint64_t id_first, uint64_t id_second)
 static pool_t *make_pool(device_t *device, uint64_t id_first, uint64_t id_second)
 {
   pool_t *pool = malloc(sizeof *pool);
-  pool_stats_t *stats = pool ? pool_stats_open(&device->pool_stats, id_first, id_second) : NULL;
-  if (!stats) {
-    free(pool);
-    return NULL;
-  }
-  pool_init(pool, device, id_first, id_second);
-  pool->stats = stats;
+  if (pool)
+    pool_init(pool, device, id_first, id_second);
   return pool;
 }
 
@@ -109,7 +103,6 @@ void pool_collect(device_t *device)
     } else {
       *link = pool->next;
       pool_destroy_heaps(pool);
-      pool_stats_close(&device->pool_stats, pool->stats);
       pool->next = device->gone_pools;
       device->gone_pools = pool;
     }

@@ -20,7 +20,7 @@ struct esper_pool {
   bool use_on_oom;     /* serves the default pool's requests when memory is short */
   bool no_split;       /* each segment is one block */
   esper_source source; /* all zero: the driver */
-  pool_stats_t *stats; /* NULL for the default pool */
+  esper_stat reserved_bytes[ESPER_CLASSES]; /* of the pool */
   heap_t *heaps;
   pool_t *next;
 };

@@ -1,6 +1,5 @@
 #include "stats.h"
 
-#include "pool_stats.h"
 #include "stat.h"
 
 static int class_of(bool large)
@@ -44,17 +43,14 @@ void stats_split_removed(esper_stats *s, bool large, size_t size)
   change(s->inactive_split_bytes, class, size, stat_sub);
 }
 
-static void change_reserved(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes,
+static void change_reserved(esper_stats *s, esper_stat *of_pool, bool large, size_t bytes,
                             change_t *by)
 {
   change(s->reserved_bytes, class_of(large), bytes, by);
-  if (of_pool) {
-    change(of_pool->values.reserved_bytes, class_of(large), bytes, by);
-    of_pool->used = true;
-  }
+  change(of_pool, class_of(large), bytes, by);
 }
 
-static void change_segment(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment,
+static void change_segment(esper_stats *s, esper_stat *of_pool, segment_size_t segment,
                            change_t *by)
 {
   change(s->segment, class_of(segment.large), 1, by);
@@ -63,13 +59,13 @@ static void change_segment(esper_stats *s, pool_stats_t *of_pool, segment_size_t
     by(&s->oversize_segments, 1);
 }
 
-void stats_segment_added(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment)
+void stats_segment_added(esper_stats *s, esper_stat *of_pool, segment_size_t segment)
 {
   change_segment(s, of_pool, segment, stat_add);
   s->num_device_alloc++;
 }
 
-void stats_segment_removed(esper_stats *s, pool_stats_t *of_pool, segment_size_t segment)
+void stats_segment_removed(esper_stats *s, esper_stat *of_pool, segment_size_t segment)
 {
   change_segment(s, of_pool, segment, stat_sub);
   s->num_device_free++;
@@ -83,15 +79,14 @@ static void count_stretches(esper_stats *s, bool large, int stretches)
     change(s->segment, class_of(large), 1, stretches > 0 ? stat_add : stat_sub);
 }
 
-void stats_pages_added(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes,
-                       int stretches)
+void stats_pages_added(esper_stats *s, esper_stat *of_pool, bool large, size_t bytes, int stretches)
 {
   count_stretches(s, large, stretches);
   change_reserved(s, of_pool, large, bytes, stat_add);
   s->num_device_alloc++;
 }
 
-void stats_pages_removed(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes,
+void stats_pages_removed(esper_stats *s, esper_stat *of_pool, bool large, size_t bytes,
                          int stretches)
 {
   count_stretches(s, large, stretches);
@@ -99,12 +94,12 @@ void stats_pages_removed(esper_stats *s, pool_stats_t *of_pool, bool large, size
   s->num_device_free++;
 }
 
-void stats_pages_slept(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes)
+void stats_pages_slept(esper_stats *s, esper_stat *of_pool, bool large, size_t bytes)
 {
   change_reserved(s, of_pool, large, bytes, stat_sub);
 }
 
-void stats_pages_woke(esper_stats *s, pool_stats_t *of_pool, bool large, size_t bytes)
+void stats_pages_woke(esper_stats *s, esper_stat *of_pool, bool large, size_t bytes)
 {
   change_reserved(s, of_pool, large, bytes, stat_add);
 }

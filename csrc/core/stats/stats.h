@@ -12,24 +12,24 @@ bool stats_raise_peaks(esper_stats *stats);
 void stats_split_added(esper_stats *stats, bool large, size_t size);
 void stats_split_removed(esper_stats *stats, bool large, size_t size);
 
-/* A classic segment comes or goes; `of_pool` is its pool's. */
+/* A classic segment comes or goes; `of_pool`: its pool's reserved_bytes. */
 typedef struct segment_size {
   size_t bytes;
   bool large, oversize;
 } segment_size_t;
-void stats_segment_added(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
-void stats_segment_removed(esper_stats *stats, pool_stats_t *of_pool, segment_size_t segment);
+void stats_segment_added(esper_stats *stats, esper_stat *of_pool, segment_size_t segment);
+void stats_segment_removed(esper_stats *stats, esper_stat *of_pool, segment_size_t segment);
 
 /* Pages came to a mapped segment, or left it. `stretches` is the change in the number of its
  * stretches: -1, 0 or 1. */
-void stats_pages_added(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes,
+void stats_pages_added(esper_stats *stats, esper_stat *of_pool, bool large, size_t bytes,
                        int stretches);
-void stats_pages_removed(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes,
+void stats_pages_removed(esper_stats *stats, esper_stat *of_pool, bool large, size_t bytes,
                          int stretches);
 
 /* Pages of a mapped segment went to sleep, or woke. */
-void stats_pages_slept(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes);
-void stats_pages_woke(esper_stats *stats, pool_stats_t *of_pool, bool large, size_t bytes);
+void stats_pages_slept(esper_stats *stats, esper_stat *of_pool, bool large, size_t bytes);
+void stats_pages_woke(esper_stats *stats, esper_stat *of_pool, bool large, size_t bytes);
 
 /* What happens to stretches between these two calls, under one lock, raises no peak; only where
  * they end does. */
