@@ -65,15 +65,17 @@ static void clear(void)
   memset(&stats, 0, sizeof stats);
 }
 
+static esper_stat of_pool[ESPER_CLASSES];
+
 TEST(a_segment_counts_from_its_coming_to_its_going)
 {
   clear();
   segment_size_t segment = {.bytes = 20 * MIB, .large = true, .oversize = true};
-  stats_segment_added(&stats, NULL, segment);
+  stats_segment_added(&stats, of_pool, segment);
   check(stats.segment[ESPER_LARGE], 1, 1, 1, 0);
   check(stats.reserved_bytes[ESPER_ALL], 20 * MIB, 20 * MIB, 20 * MIB, 0);
   check(stats.oversize_segments, 1, 1, 1, 0);
-  stats_segment_removed(&stats, NULL, segment);
+  stats_segment_removed(&stats, of_pool, segment);
   check(stats.segment[ESPER_ALL], 0, 1, 1, 1);
   check(stats.reserved_bytes[ESPER_LARGE], 0, 20 * MIB, 20 * MIB, 20 * MIB);
   check(stats.oversize_segments, 0, 1, 1, 1);
@@ -84,16 +86,16 @@ TEST(a_segment_counts_from_its_coming_to_its_going)
 TEST(pages_count_by_their_bytes_and_segments_by_their_stretches)
 {
   clear();
-  stats_pages_added(&stats, NULL, true, 4 * MIB, 1);
-  stats_pages_added(&stats, NULL, true, 4 * MIB, 0); /* beside the others */
+  stats_pages_added(&stats, of_pool, true, 4 * MIB, 1);
+  stats_pages_added(&stats, of_pool, true, 4 * MIB, 0); /* beside the others */
   check(stats.segment[ESPER_LARGE], 1, 1, 1, 0);
   CHECK_EQ(stats.reserved_bytes[ESPER_LARGE].current, 8 * MIB);
   CHECK_EQ(stats.num_device_alloc, 2);
-  stats_pages_removed(&stats, NULL, true, 2 * MIB, 1); /* out of the middle */
+  stats_pages_removed(&stats, of_pool, true, 2 * MIB, 1); /* out of the middle */
   check(stats.segment[ESPER_ALL], 2, 2, 2, 0);
-  stats_pages_added(&stats, NULL, true, 2 * MIB, -1); /* and there again */
+  stats_pages_added(&stats, of_pool, true, 2 * MIB, -1); /* and there again */
   check(stats.segment[ESPER_ALL], 1, 2, 2, 1);
-  stats_pages_removed(&stats, NULL, true, 8 * MIB, -1);
+  stats_pages_removed(&stats, of_pool, true, 8 * MIB, -1);
   check(stats.segment[ESPER_ALL], 0, 2, 2, 2);
   check(stats.reserved_bytes[ESPER_ALL], 0, 8 * MIB, 10 * MIB, 10 * MIB);
   CHECK_EQ(stats.num_device_free, 2);
@@ -102,12 +104,12 @@ TEST(pages_count_by_their_bytes_and_segments_by_their_stretches)
 TEST(stretches_in_between_raise_no_peak)
 {
   clear();
-  stats_pages_added(&stats, NULL, true, 4 * MIB, 1);
+  stats_pages_added(&stats, of_pool, true, 4 * MIB, 1);
   stretch_peaks_t before = stats_stretches_begin(&stats);
   for (int i = 0; i < 5; i++)
-    stats_pages_removed(&stats, NULL, true, 512, 1);
+    stats_pages_removed(&stats, of_pool, true, 512, 1);
   for (int i = 0; i < 4; i++)
-    stats_pages_added(&stats, NULL, true, 512, -1);
+    stats_pages_added(&stats, of_pool, true, 512, -1);
   CHECK_EQ(stats.segment[ESPER_LARGE].peak, 6);
   stats_stretches_end(&stats, before);
   CHECK_EQ(stats.segment[ESPER_LARGE].current, 2);
@@ -115,7 +117,7 @@ TEST(stretches_in_between_raise_no_peak)
   CHECK_EQ(stats.segment[ESPER_ALL].peak, 2);
   CHECK_EQ(stats.segment[ESPER_SMALL].peak, 0);
   before = stats_stretches_begin(&stats);
-  stats_pages_added(&stats, NULL, true, 512, -1);
+  stats_pages_added(&stats, of_pool, true, 512, -1);
   stats_stretches_end(&stats, before);
   CHECK_EQ(stats.segment[ESPER_ALL].peak, 2);
 }
