@@ -89,7 +89,7 @@ def main() -> None:
     torch.cuda.init()
     chosen = arguments or names("ESPER_SIMULATED" not in os.environ)
     if "--sanitizer" in sys.argv:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             found = list(pool.map(sanitized, chosen))
     else:
         found = [audited(name) for name in chosen]
