@@ -74,13 +74,13 @@ typedef struct batch {
   bool copied;
 } batch_t;
 
-typedef struct going {
+typedef struct sending {
   device_t *device;
   presented_t copier;
   batch_t batch[WINDOW]; /* a ring */
   unsigned first, count;
   size_t given_back;
-} going_t;
+} sending_t;
 
 static esper_status copy_to_host(device_t *device, uintptr_t address, char *host, size_t size)
 {
@@ -89,7 +89,7 @@ static esper_status copy_to_host(device_t *device, uintptr_t address, char *host
 }
 
 /* Waits for the copies of the oldest batch, and unmaps its pages. */
-static void finish_batch(going_t *g)
+static void finish_batch(sending_t *g)
 {
   const batch_t *b = &g->batch[g->first];
   if (b->copied)
@@ -99,7 +99,7 @@ static void finish_batch(going_t *g)
   g->count--;
 }
 
-static void add_batch(going_t *g, batch_t batch)
+static void add_batch(sending_t *g, batch_t batch)
 {
   if (g->count == WINDOW)
     finish_batch(g);
@@ -107,7 +107,7 @@ static void add_batch(going_t *g, batch_t batch)
   g->batch[(g->first + g->count++) % WINDOW] = batch;
 }
 
-static void send_pages(going_t *g, const sleeper_t *s)
+static void send_pages(sending_t *g, const sleeper_t *s)
 {
   batch_t batch = {.sleeper = s};
   size_t bytes = 0;
@@ -128,7 +128,7 @@ static void send_pages(going_t *g, const sleeper_t *s)
   }
 }
 
-static void send_chosen(const choice_t *c, going_t *g)
+static void send_chosen(const choice_t *c, sending_t *g)
 {
   lock(&c->device->sending_lock);
   for (int i = 0; i < TAGS; i++)
@@ -146,7 +146,7 @@ typedef struct attempt {
   device_t *device;
   bool before[TAGS]; /* what slept already */
   choice_t choice;
-  going_t going;
+  sending_t sending;
   esper_sleep_result result;
 } attempt_t;
 
@@ -163,7 +163,7 @@ static esper_status prepare(attempt_t *a)
   if (status == ESPER_OK && a->choice.keeps)
     status = fit_pinned_memory(&a->choice);
   if (status == ESPER_OK && a->choice.keeps)
-    status = sleeper_stream(a->device, &a->going.copier);
+    status = sleeper_stream(a->device, &a->sending.copier);
   return status;
 }
 
@@ -180,7 +180,7 @@ static esper_status send_all(attempt_t *attempts, int count)
 {
   esper_status status = ESPER_OK;
   for (int i = 0; i < count; i++)
-    send_chosen(&attempts[i].choice, &attempts[i].going);
+    send_chosen(&attempts[i].choice, &attempts[i].sending);
   for (int i = 0; i < count && status == ESPER_OK; i++)
     status = failure_check(attempts[i].device);
   return status;
@@ -200,7 +200,7 @@ static void sum_up(attempt_t *a)
 {
   for (int i = 0; i < TAGS; i++)
     a->result.kept += a->choice.of[i] ? a->choice.of[i]->kept : 0;
-  a->result.given_back += a->going.given_back;
+  a->result.given_back += a->sending.given_back;
 }
 
 static void add_result(esper_sleep_result *sum, const esper_sleep_result *one)
@@ -259,7 +259,7 @@ static esper_status sleep_devices(core_t *core, const device_t *only, const bool
     if (!is_meant(device, only))
       continue;
     attempt_t *a = &attempts[count++];
-    a->device = a->choice.device = a->going.device = device;
+    a->device = a->choice.device = a->sending.device = device;
     a->choice.tags = tags;
     a->choice.keeps = keep == ESPER_KEEP_HOST;
     a->choice.list = sleeper_of;

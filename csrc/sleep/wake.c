@@ -19,15 +19,15 @@
  * first, and the others are mapped while copies of large ones are still under way. */
 static const size_t LARGE_PAGE = 8 * MIB;
 
-typedef struct coming {
+typedef struct wake_up {
   waking_t waking;
   presented_t copier;
   bool enqueued; /* copies are under way */
   bool released; /* unused memory was given back already, to make room */
-} coming_t;
+} wake_up_t;
 
 /* Gives back what nobody uses, once. */
-static void release_unused(coming_t *c)
+static void release_unused(wake_up_t *c)
 {
   c->released = true;
   drain_device(c->waking.device, DRAIN_LIMITED);
@@ -40,7 +40,7 @@ static esper_status copy_to_device(device_t *device, uintptr_t address, char *ho
                              size);
 }
 
-static void fill_page(coming_t *c, const sleeper_t *s, const sleeping_page_t *page, size_t parcel)
+static void fill_page(wake_up_t *c, const sleeper_t *s, const sleeping_page_t *page, size_t parcel)
 {
   const page_t *entry = sleeping_page_entry(page);
   device_t *device = c->waking.device;
@@ -53,7 +53,7 @@ static void fill_page(coming_t *c, const sleeper_t *s, const sleeping_page_t *pa
     sleeper_copy(device, s, &s->list.parcels[i], copy_to_device);
 }
 
-static esper_status bring_page(coming_t *c, const sleeper_t *s, const sleeping_page_t *page,
+static esper_status bring_page(wake_up_t *c, const sleeper_t *s, const sleeping_page_t *page,
                                size_t parcel)
 {
   esper_status status = waking_map(&c->waking, page);
@@ -67,7 +67,7 @@ static esper_status bring_page(coming_t *c, const sleeper_t *s, const sleeping_p
   return failure_check(c->waking.device);
 }
 
-static esper_status bring_back(coming_t *c, bool large)
+static esper_status bring_back(wake_up_t *c, bool large)
 {
   esper_status status = ESPER_OK;
   const waking_t *w = &c->waking;
@@ -81,7 +81,7 @@ static esper_status bring_back(coming_t *c, bool large)
   return status;
 }
 
-static esper_status begin(coming_t *c)
+static esper_status begin(wake_up_t *c)
 {
   esper_status status = sleeper_stream(c->waking.device, &c->copier);
   if (status != ESPER_OK)
@@ -93,7 +93,7 @@ static esper_status begin(coming_t *c)
   return waking_begin(&c->waking);
 }
 
-static esper_status wake(coming_t *c)
+static esper_status wake(wake_up_t *c)
 {
   device_t *device = c->waking.device;
   esper_status status = begin(c);
@@ -115,7 +115,7 @@ static esper_status wake(coming_t *c)
 /* *woken grows by the bytes of memory that came back. */
 static esper_status wake_device(device_t *device, const bool tags[TAGS], size_t *woken)
 {
-  coming_t c = {.waking = {.device = device, .tags = tags}};
+  wake_up_t c = {.waking = {.device = device, .tags = tags}};
   bool any = false;
   lock(&device->sleep_lock);
   for (int i = 0; i < TAGS; i++)
