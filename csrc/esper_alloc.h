@@ -125,9 +125,9 @@ enum { ESPER_ROUNDUP_STEPS = 16 };
 /* Zero everywhere means the defaults. Sizes are in bytes. */
 typedef struct esper_config {
   esper_segments segments;
-  /* How many bytes of a stream's free memory may wait for other streams' work before malloc holds
-   * the host back: it waits for the oldest of that work, so that memory need not grow. 0: 128 MiB.
-   * ESPER_ALLOWANCE_OFF: the host is never held back. */
+  /* How many bytes of a stream's free memory, in one pool and of one size class, may wait for other
+   * streams' work before malloc holds the host back: it waits for the oldest of that work, so that
+   * memory need not grow. 0: 128 MiB. ESPER_ALLOWANCE_OFF: the host is never held back. */
   size_t allowance;
   size_t max_split_size;         /* 0: unlimited */
   size_t max_non_split_rounding; /* 0: 20 MiB */
@@ -141,14 +141,14 @@ typedef struct esper_config {
    * no memory fraction: they stay until memory runs out. */
   double garbage_collection_threshold;
   /* A share, below 1, of the device's memory. A request is rejected with ESPER_REJECTED at once if
-   * reserved memory would have to pass this share. The allocator then neither waits nor gives
-   * memory back. 0: no request is rejected. */
+   * reserved memory would have to pass this share. The allocator then gives no memory back, and
+   * waits only as far as it is held back. 0: no request is rejected. */
   double rejection_share;
   /* Called by malloc, with no lock held, when memory ran out. It frees what it can and returns
    * nonzero if it freed anything; malloc then tries again. May be NULL. */
   int (*free_memory)(void *context);
   void *free_memory_context;
-  /* Called, with no lock held, when the host is about to wait. It calls wait(argument), which
+  /* Called, with no lock held, when a malloc is about to wait. It calls wait(argument), which
    * waits, and may give up locks of its own meanwhile, such as a language's global lock. NULL:
    * the core waits without it. */
   void (*while_waiting)(void (*wait)(void *argument), void *argument);

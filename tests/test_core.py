@@ -131,6 +131,14 @@ def test_each_rule_is_caught_by_an_episode_of_its_number(
         print("\n" + "\n".join(rules))
 
 
+def test_random_programs_catch_a_malloc_that_lets_a_stream_wait() -> None:
+    command = [build("rules") / "random_programs", "--without", "NEVER_WAITS"]
+    done = subprocess.run(
+        [*command, "--seed", "1000", "--operations", "200000"], capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "again: random_programs" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize(
     "variant",

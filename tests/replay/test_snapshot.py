@@ -432,7 +432,7 @@ def test_viewers_of_torch_read_both_forms(annotated, monkeypatch):
 
 def test_kinds_in_the_snapshot_are_those_documented():
     code = (ROOT / "csrc" / "torch" / "reporting" / "snapshot.cpp").read_text()
-    body = code[code.index("const char *name_of(") : code.index("AnnotationEntry convert(")]
+    body = code[code.index("const char *name_of(") : code.index("AnnotationEntry annotation(")]
     for kind in re.findall(r'"(\w+)"', body):
         assert f"``{kind}``" in snapshot.with_uses.__doc__
     for name in (snapshot._USE, snapshot._TAG, snapshot._ALLOWANCE):

@@ -1,4 +1,4 @@
-"""memory_stats(), report(), and traits of streams."""
+"""memory_stats() and report()."""
 
 from __future__ import annotations
 

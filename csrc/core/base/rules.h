@@ -47,7 +47,7 @@
   R(ENDED_OWES_NOTHING, "9c", "an ended stream's entry serves again only if nothing refers to it") \
   R(UNSEEN_USES_COUNT, "9d", "what is live when an observer begins is used on all streams")        \
   R(WAITS_END, "10a", "a wait of the host ends when nothing completes")                            \
-  R(WAITS_IN_VAIN_ARE_RARE, "10b", "a stream that was waited for in vain is left alone")           \
+  R(WAITS_IN_VAIN_ARE_RARE, "10b", "after waits in vain the host rests")                           \
   R(SLEEP_NEEDS_COMPLETION, "11a", "pages go to sleep only when all work before has completed")    \
   R(SLEEP_KEEPS_GRAPHS, "11b", "free memory that a graph may read keeps its contents, too")        \
   R(UNMAP_AFTER_COPY, "11c", "a page that sleeps is unmapped only when its copy has completed")    \

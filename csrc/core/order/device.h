@@ -28,8 +28,9 @@ struct device {
   atomic_bool failed; /* memory/failure.h; changes under the lock */
   char failure[640];
   atomic_int route_count;
-  stream_t *legacy;      /* the default stream */
-  stream_t *all_streams; /* stands for every stream: see event_record_all */
+  stream_t *legacy;             /* the default stream */
+  stream_t *all_streams;        /* stands for every stream: see event_record_all */
+  _Atomic uint64_t rests_until; /* by monotonic_now(); 0: no wait was in vain. See host_wait.h */
 
   credit_t credit;
 
@@ -47,10 +48,10 @@ struct device {
   heap_t *heaps;                     /* of all pools */
   pool_t *pools;                     /* the default pool is `default_pool` */
   pool_t *default_pool;
-  pool_t *gone_pools;       /* for pool_bury, which calls their sources without the lock */
-  heap_t *spare_heaps;      /* for reuse; never freed, because a free may still look at one */
-  route_t *routes;          /* newest first */
-  int captures_announced;   /* captures that were announced and go on */
+  pool_t *gone_pools;     /* for pool_bury, which calls their sources without the lock */
+  heap_t *spare_heaps;    /* for reuse; never freed, because a free may still look at one */
+  route_t *routes;        /* newest first */
+  int captures_announced; /* captures that were announced and go on */
   segment_t *first_segment, *last_segment;
   block_t *stale;    /* blocks still mapped to pages that serve elsewhere */
   bool asleep[TAGS]; /* the tags under which no memory is handed out */

@@ -13,8 +13,11 @@ enum {
   PATIENCE = 100, /* slices in a row in which nothing completes: the GPU may be at a long kernel */
   MOST = 1000,    /* slices in all: what completes may have nothing to do with the awaited work */
   REST = 40,      /* so that waits in vain take a fortieth of the time */
-  DOUBLINGS = 16
+  CREDIT = 2 * PATIENCE * SLICE /* that may be lost with streams that are not known yet */
 };
+
+/* How the last trusting wait for a stream ended. */
+enum { NEVER_AWAITED, WORKED, IN_VAIN };
 
 static esper_status wait_for(record_t *record, bool limited)
 {
@@ -40,32 +43,28 @@ esper_status record_wait(record_t *record)
   return wait_for(record, false);
 }
 
-bool stream_is_trusted(const stream_t *s)
+bool stream_may_be_awaited(const stream_t *s)
 {
-  uint64_t until = atomic_load_explicit(&s->distrusted_until, memory_order_relaxed);
-  return !until || monotonic_now() >= until || !RULE(WAITS_IN_VAIN_ARE_RARE);
+  uint64_t until = atomic_load_explicit(&s->device->rests_until, memory_order_relaxed);
+  int last = atomic_load_explicit(&s->last_wait, memory_order_relaxed);
+  return !until || last == WORKED || !RULE(WAITS_IN_VAIN_ARE_RARE) ||
+         monotonic_now() + (last == NEVER_AWAITED ? REST * CREDIT : 0) >= until;
 }
 
-static void distrust(stream_t *s, uint64_t lost)
+/* `until`: when the rest was to end as the wait began. The time counts once, however many threads
+ * waited. */
+static void rest(stream_t *s, uint64_t lost, uint64_t until)
 {
-  unsigned before = atomic_load(&s->waits_in_vain);
-  if (before < DOUBLINGS)
-    atomic_store(&s->waits_in_vain, before + 1);
-  atomic_store(&s->distrusted_until, monotonic_now() + (REST * (lost + SLICE) << before));
+  uint64_t now = monotonic_now(), from = until > now ? until : now;
+  atomic_store(&s->last_wait, IN_VAIN);
+  atomic_compare_exchange_strong(&s->device->rests_until, &until, from + REST * (lost + SLICE));
 }
 
-static void trust(stream_t *s)
-{
-  unsigned before = atomic_load_explicit(&s->waits_in_vain, memory_order_relaxed);
-  if (before)
-    atomic_store(&s->waits_in_vain, before - 1);
-}
-
-static esper_status wait_within(record_t *record, int most)
+esper_status record_wait_limited(record_t *record)
 {
   core_t *core = record->stream->core;
   esper_status status = ESPER_NOT_READY;
-  for (int slices = 0, idle = 0; status == ESPER_NOT_READY && idle < PATIENCE && slices < most;
+  for (int slices = 0, idle = 0; status == ESPER_NOT_READY && idle < PATIENCE && slices < MOST;
        slices++) {
     uint64_t before = atomic_load(&core->completions);
     status = wait_for(record, true);
@@ -76,21 +75,16 @@ static esper_status wait_within(record_t *record, int most)
   return status;
 }
 
-esper_status record_wait_limited(record_t *record)
-{
-  return wait_within(record, INT_MAX);
-}
-
 esper_status record_wait_trusting(record_t *record)
 {
   stream_t *s = record->stream;
-  if (!stream_is_trusted(s))
+  if (!stream_may_be_awaited(s))
     return stream_completes_now(s, record->number) ? ESPER_OK : ESPER_NOT_READY;
-  uint64_t begin = monotonic_now(), until = atomic_load(&s->distrusted_until);
-  esper_status status = wait_within(record, MOST);
+  uint64_t begin = monotonic_now(), until = atomic_load(&s->device->rests_until);
+  esper_status status = record_wait_limited(record);
   if (status == ESPER_OK)
-    trust(s);
-  else if (status == ESPER_NOT_READY && atomic_load(&s->distrusted_until) == until)
-    distrust(s, monotonic_now() - begin); /* once, however many threads waited */
+    atomic_store_explicit(&s->last_wait, WORKED, memory_order_relaxed);
+  else if (status == ESPER_NOT_READY)
+    rest(s, monotonic_now() - begin, until);
   return status;
 }

@@ -2,11 +2,12 @@
  *
  * The work may wait, in turn, for work that this host has yet to enqueue: an exchange whose peer
  * answers later, a kernel that spins on a flag. So a wait that is not necessary has a limit: it
- * ends when no event of the core's has completed for a second.
+ * ends when no event of the core's has completed for a second, and after ten seconds in any case.
  *
- * The wait of a malloc or of a pool that begins, for one record, is trusting: it ends after ten
- * seconds in any case. If it was in vain, the stream is not waited for like that during forty times
- * as long as the wait took. Each further failure doubles that time, and each success halves it. */
+ * The waits of a malloc, and of a pool that begins, are trusting. After one in vain the device
+ * rests for forty times as long as the wait took. Meanwhile the host waits like that only for
+ * streams for which the last such wait was not in vain, and for those for which there was none yet,
+ * until that has cost two seconds. So however many streams are stuck, little time is lost. */
 #ifndef ESPER_HOST_WAIT_H
 #define ESPER_HOST_WAIT_H
 
@@ -22,6 +23,6 @@ esper_status record_wait_limited(record_t *record);
 esper_status record_wait_trusting(record_t *record);
 
 /* Whether record_wait_trusting waits for the stream at present. */
-bool stream_is_trusted(const stream_t *stream);
+bool stream_may_be_awaited(const stream_t *stream);
 
 #endif

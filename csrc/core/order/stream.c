@@ -112,8 +112,7 @@ stream_t *stream_create(core_t *core, device_t *device, uint64_t id, void *handl
   lock(&core->streams_lock);
   s = find_by_id(core, device, id, handle);
   if (!s && (s = find_ended(core, device, id, handle))) {
-    atomic_store(&s->distrusted_until, 0);
-    atomic_store(&s->waits_in_vain, 0);
+    atomic_store(&s->last_wait, 0);
     atomic_store(&s->id, id);
   } else if (!s) {
     s = stream_make(core, device, id, handle);

@@ -55,10 +55,9 @@ struct stream {
   unsigned event_count;
   atomic_bool has_outstanding;
   _Atomic(record_t *) dropped; /* records without references, not yet spare */
-  uint64_t syncing; /* the number that will be completed by the synchronisation under way */
-  record_t *probe;  /* the last record made by stream_probe */
-  _Atomic uint64_t distrusted_until; /* by monotonic_now(); 0: never was. See host_wait.h */
-  atomic_uint waits_in_vain;         /* how many, less those that were not */
+  uint64_t syncing;     /* the number that will be completed by the synchronisation under way */
+  record_t *probe;      /* the last record made by stream_probe */
+  atomic_int last_wait; /* how it ended: host_wait.c */
 };
 
 /* A stream as it was presented, for the length of one call. */

@@ -16,13 +16,16 @@ enum {
 
 static _Thread_local bool in_callback;
 
-bool call_free_memory(const esper_config *given)
+bool callback_begin(void)
 {
   bool outer = in_callback;
   in_callback = true;
-  bool freed = given->free_memory && given->free_memory(given->free_memory_context);
+  return outer;
+}
+
+void callback_end(bool outer)
+{
   in_callback = outer;
-  return freed;
 }
 
 size_t allowance_given(core_t *core)
@@ -47,21 +50,22 @@ static record_t *awaited(const request_t *q, const block_t *block)
 {
   record_t *record =
       block->segment->large == q->large ? block_awaits(block, q->heap->stream) : NULL;
-  return record && stream_is_trusted(record->stream) ? record : NULL;
+  return record && stream_may_be_awaited(record->stream) ? record : NULL;
 }
 
-/* The oldest of the pending blocks that are not waited for: the two newest, and as many as fit into
- * the allowance. NULL: none is waited for. */
+/* The oldest of the pending blocks that are not waited for: the two newest, as many as fit into the
+ * allowance, and one that is larger than all newer ones: or the GPU would have to finish a layer's
+ * large tensor before the next layer could be prepared. NULL: none is waited for. */
 static const block_t *oldest_within(const request_t *q, size_t allowance)
 {
-  size_t bytes = q->size;
+  size_t newer = 0;
   int found = 0;
   const block_t *b = q->heap->newest_pending, *within = NULL;
   for (; b; b = b->older)
     if (awaited(q, b)) {
-      bytes += b->size;
-      if (++found > SPARED && bytes > allowance)
+      if (++found > SPARED && newer >= b->size && q->size + newer + b->size > allowance)
         return within;
+      newer += b->size;
       within = b;
     }
   return NULL;

@@ -3,8 +3,9 @@
  * A host that runs ahead of the GPU frees memory long before other streams are done with it, and
  * takes new memory meanwhile. So when more than an allowance of a heap's memory is pending, malloc
  * waits on the host for the oldest work that it waits for. The GPU must stay busy meanwhile. So as
- * long as memory can grow, the two blocks that became pending last are not waited for. The
- * allowance is doubled when a wait left both streams idle and nothing pending.
+ * long as memory can grow, the blocks that became pending last are not waited for: two, and a large
+ * one behind smaller ones. The allowance is doubled when a wait left both streams idle and nothing
+ * pending.
  *
  * Nobody is held back inside a capture, or in a callback of the allocator's own. host_wait.h
  * says when a wait ends in vain. */
@@ -31,7 +32,8 @@ size_t allowance_given(core_t *core);
 /* The same as raised for this heap. Under the device's lock. */
 size_t allowance_of(const heap_t *heap);
 
-/* Calls the embedder's function. The thread's mallocs in it are not held back. */
-bool call_free_memory(const esper_config *given);
+/* Between these two the thread's mallocs are not held back: a function of the embedder is called. */
+bool callback_begin(void);
+void callback_end(bool outer);
 
 #endif

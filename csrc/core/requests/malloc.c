@@ -129,7 +129,9 @@ static void growth_end(const request_t *q)
 static block_t *take_grown_locked(const request_t *q, bool alone, esper_status *status)
 {
   block_t *block = NULL;
+  bool outer = callback_begin(); /* a MemPool's own allocator may be called */
   *status = grow(q->heap, q->size, q->large, alone, &block);
+  callback_end(outer);
   if (*status != ESPER_OK)
     return NULL;
   lock(&q->device->lock);
@@ -212,6 +214,15 @@ static block_t *take_returned(const request_t *q, esper_status *status)
     block = take_grown_locked(q, false, status);
   growth_end(q);
   return block;
+}
+
+/* Step 6. */
+static bool call_free_memory(const esper_config *given)
+{
+  bool outer = callback_begin();
+  bool freed = given->free_memory && given->free_memory(given->free_memory_context);
+  callback_end(outer);
+  return freed;
 }
 
 typedef struct draining {
@@ -337,6 +348,17 @@ static esper_status refuse_asleep(const device_t *device, tag_t tag)
                    tag_name(tag), device->index);
 }
 
+/* Whether another thread has put the tag to sleep since the request began. */
+static bool has_gone_to_sleep(const request_t *q)
+{
+  if (!atomic_load_explicit(&q->core->asleep, memory_order_relaxed))
+    return false;
+  lock(&q->device->lock);
+  bool asleep = q->device->asleep[q->tag];
+  unlock(&q->device->lock);
+  return asleep;
+}
+
 static void warn_of_ended_capture(core_t *core)
 {
   config_warn_once(
@@ -355,7 +377,8 @@ static esper_status find_block(request_t *q, bool fenced, block_t **block)
   *block = fenced ? take_fenced(q, &status) : find_slowly(q, &status);
   if (atomic_load_explicit(&q->core->ended_a_capture, memory_order_relaxed))
     warn_of_ended_capture(q->core);
-  if (*block && device_has_failed(q->device)) {
+  bool asleep = has_gone_to_sleep(q);
+  if (*block && (device_has_failed(q->device) || asleep)) {
     free_block(q->core, (void *)(*block)->address);
     *block = NULL;
   }
@@ -363,9 +386,10 @@ static esper_status find_block(request_t *q, bool fenced, block_t **block)
     return ESPER_OK;
   if (device_has_failed(q->device))
     return failure_check(q->device);
-  return status == ESPER_OUT_OF_MEMORY ? request_fail(q)
-         : status == ESPER_REJECTED    ? request_reject(q)
-                                       : status;
+  return asleep                          ? refuse_asleep(q->device, q->tag)
+         : status == ESPER_OUT_OF_MEMORY ? request_fail(q)
+         : status == ESPER_REJECTED      ? request_reject(q)
+                                         : status;
 }
 
 static esper_status present(core_t *core, esper_stream stream, cache_attempt_t try,

@@ -2,6 +2,7 @@
 #include "core/requests/hold_back.h"
 
 #include "core/base/monotonic.h"
+#include "esper_sleep.h"
 #include "malloc_world.h"
 
 /* A device of 1 GiB and an allowance of 40 MiB: more than three blocks of 12 MiB. */
@@ -66,6 +67,28 @@ TEST(what_is_pending_is_waited_for_when_memory_cannot_grow)
   CHECK(world_malloc(&w, 12 * MIB, r) == q);
   CHECK_EQ(held_back(), 0);
   CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 0);
+  end();
+}
+
+static uint64_t pending_bytes(void)
+{
+  return world_counters(&w, 0).bytes_pending;
+}
+
+/* A layer frees one tensor of 64 MiB, and then two of 2 MiB. */
+TEST(a_large_block_behind_smaller_ones_is_not_waited_for)
+{
+  begin_holding();
+  for (int i = 0; i < 6; i++) {
+    void *tensor[] = {block(64 * MIB, r), block(2 * MIB, r), block(2 * MIB, r)};
+    CHECK(!i || pending_bytes() >= 68 * MIB);
+    for (int j = 0; j < 3; j++) {
+      world_read_on(&w, s, tensor[j], r);
+      world_use(&w, tensor[j], s, 0);
+      world_free(&w, tensor[j]);
+    }
+  }
+  CHECK(held_back() > 0);
   end();
 }
 
@@ -218,6 +241,40 @@ TEST(nobody_waits_in_a_callback)
   end();
 }
 
+static esper_status obtain(void *context, int device, size_t size, void **ptr)
+{
+  (void)context, (void)device;
+  return esper_malloc(w.core, size, r, ptr);
+}
+
+static void give_back(void *context, int device, void *ptr, size_t size)
+{
+  (void)context, (void)device, (void)size;
+  CHECK_OK(esper_free(w.core, ptr));
+}
+
+TEST(nobody_waits_in_a_mempools_own_allocator)
+{
+  sim_options options = {.completion = SIM_WHEN_TOLD, .capacity = 1024 * MIB};
+  esper_config config = {.allowance = 40 * MIB};
+  world_begin_with(&w, &options, &config);
+  name_streams();
+  esper_source source = {.obtain = obtain, .give_back = give_back};
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w.core, 0, 0, 9, &pool));
+  CHECK_OK(esper_pool_set_source(w.core, 0, 0, 9, &source));
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
+  CHECK_EQ(held_back(), 0);
+  void *p;
+  CHECK_OK(esper_malloc_from(w.core, pool, 12 * MIB, t, &p));
+  CHECK_EQ(held_back(), 0);
+  CHECK_OK(esper_free(w.core, p));
+  CHECK_OK(esper_pool_release(w.core, 0, 0, 9));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* its memory is a block of the default pool */
+  end();
+}
+
 /* ---- while the host waits --------------------------------------------------------- */
 
 static int hooks, inside;
@@ -285,5 +342,38 @@ TEST(an_event_that_cannot_be_waited_for_lets_memory_grow)
   world_malloc(&w, 12 * MIB, r);
   CHECK_EQ(reserved(), 48 * MIB);
   CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 0);
+  end();
+}
+
+static void sleep_there(void *context)
+{
+  (void)context;
+  CHECK_OK(esper_sleep(w.core, 0, NULL, 0, ESPER_KEEP_HOST, NULL));
+}
+
+static void sleep_meanwhile(void *context, sim_call call, int device, void *object)
+{
+  (void)context, (void)call, (void)device, (void)object;
+  sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+  check_on_another_thread(sleep_there, NULL);
+}
+
+TEST(what_goes_to_sleep_meanwhile_is_not_handed_out)
+{
+  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+                         .capacity = 1024 * MIB,
+                         .completion = SIM_WHEN_TOLD,
+                         .virtual_memory = true};
+  esper_config config = {.allowance = 40 * MIB};
+  world_begin_with(&w, &options, &config);
+  name_streams();
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
+  sim_before_call(w.s, SIM_CALL_event_wait, sleep_meanwhile, NULL);
+  void *p;
+  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &p), ESPER_ASLEEP);
+  CHECK_EQ(held_back(), 1);
+  CHECK_OK(esper_wake(w.core, 0, NULL, 0, NULL));
+  world_free(&w, block(12 * MIB, r));
   end();
 }
