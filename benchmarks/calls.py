@@ -37,7 +37,6 @@ def pairs(allocator: str) -> dict[str, Any]:
         f"raw_alloc + raw_delete, {name}": partial(loops.call, "pair_ns", size)
         for name, size in (("512 B", 512), ("1 MiB", 1 << 20), ("64 MiB", 64 << 20))
     }
-    timed["allocate() and drop, 4 KiB"] = partial(loops.call, "data_pointer_ns", TENSOR)
     timed["torch.empty and drop, 4 KiB"] = empty_ns
     figures: dict[str, Any] = {}
     for name, ns in timed.items():

@@ -138,7 +138,8 @@ class Part:
     ours: the case that must have been measured; None: any.
     same_cores: each case runs on the same four cores, once it has imported what it needs.
     imports: the job of models.py whose packages are imported before children are forked.
-    warm_up: rounds that are measured beside those that were asked for.
+    warm_up: rounds that are measured beside those that were asked for, of which one is measured
+        however short the time is.
     tight: no case is begun for which there is less time left than the longest took.
     derive: makes of the rounds what rows are made of.
     conduct: measures the rounds itself, and is called as Command.measure() in run.py.

@@ -105,7 +105,7 @@ def about(device: str) -> dict[str, str]:
 
 
 def measure(
-    allocator: str, dtype: str, sizes: Sequence[int], iterations: int, device: str = "cuda"
+    allocator: str, dtype: str, sizes: Sequence[int], iterations: int, device: str
 ) -> dict[str, Any]:
     """SIZE: ... ms of each variant."""
     if device == "cuda":

@@ -129,20 +129,6 @@ void mark_costs(const esper_capi *esper, long rounds, long count, double *found)
   C10_CUDA_CHECK(cudaEventDestroy(event));
 }
 
-// Re-recording one event on an idle stream: the driver's price of a mark.
-double event_record_ns(long count)
-{
-  auto stream = c10::cuda::getStreamFromPool(false, 0);
-  cudaEvent_t event;
-  C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-  for (int i = 0; i < 100; i++)
-    C10_CUDA_CHECK(cudaEventRecord(event, stream));
-  const double ns = timed(count, [&] { C10_CUDA_CHECK(cudaEventRecord(event, stream)); });
-  C10_CUDA_CHECK(cudaStreamSynchronize(stream));
-  C10_CUDA_CHECK(cudaEventDestroy(event));
-  return ns;
-}
-
 // --- many threads, each on a stream of its own -----------------------------
 
 constexpr size_t LINE = 64;
@@ -451,20 +437,6 @@ double loops_pair_ns(size_t size, long count)
 {
   return measured(
       [&] { return timed(count, [&] { allocator::raw_delete(allocator::raw_alloc(size)); }); });
-}
-
-// The same as a tensor does it.
-double loops_data_pointer_ns(size_t size, long count)
-{
-  return measured([&] {
-    auto *current = allocator::get();
-    return timed(count, [&] { c10::DataPtr dropped = current->allocate(size); });
-  });
-}
-
-double loops_event_record_ns(long count)
-{
-  return measured([&] { return event_record_ns(count); });
 }
 
 double loops_mark_costs(const void *esper, long rounds, long count, double *found)

@@ -28,8 +28,6 @@ OPERATION = 24  # bytes of a packed one
 #: What each loop takes; it gives a number, nan where it failed.
 TAKES = {
     "pair_ns": (c_size_t, c_long),
-    "data_pointer_ns": (c_size_t, c_long),
-    "event_record_ns": (c_long,),
     "mark_costs": (c_void_p, c_long, c_long, c_void_p),
     "pairs_rate": (c_int, c_size_t, c_int, c_long),
     "churn": (c_size_t, *[c_double] * 3, c_long, c_int, c_double, c_void_p, c_void_p),

@@ -116,8 +116,8 @@ class Command:
         if part.workers == FRESH:
             return self.measure_fresh(part, commands, rounds, seconds, each)
         found = turns(
-            commands, rounds, timeout=part.timeout, seconds=seconds, together=part.together,
-            each=lambda measured: each(measured[1:]),
+            commands, rounds, least=part.warm_up + 1, timeout=part.timeout, seconds=seconds,
+            together=part.together, each=lambda measured: each(measured[1:]),
         )  # fmt: skip
         return found[1:]  # without what starting them said
 
@@ -132,7 +132,7 @@ class Command:
         begin, longest = time.monotonic(), 0.0
 
         def another(turn: int) -> bool:
-            over = time.monotonic() - begin > seconds
+            over = turn > part.warm_up and time.monotonic() - begin > seconds
             if over:
                 print(f"stopped after {turn} of {rounds} rounds: {seconds:.0f} s are over")
             return not over
@@ -226,18 +226,13 @@ def parts_here(
 ) -> tuple[list[Part], str | None]:
     """The parts that are measured, and why nothing can be."""
     chosen = [part for part in topic.parts if part.name in named or (not named and part.by_default)]
-    on_gpus = [part for part in chosen if part.gpus and settings.get("device") != "cpu"]
-    if not on_gpus:
-        return chosen, None
-    why = workers.gpu_missing()
-    if why or max(part.gpus for part in on_gpus) == 1:
-        return chosen, why
-    count = importlib.import_module("torch").cuda.device_count()
-    few = [part for part in on_gpus if part.gpus > count]
-    rest = [part for part in chosen if part not in few]
-    if few and (named or not rest):
-        return chosen, f"{few[0].gpus} GPUs are needed, and there is {count}"
-    return rest, None
+    needed = max(part.gpus for part in chosen) if settings.get("device") != "cpu" else 0
+    why = workers.gpu_missing() if needed else None
+    if needed > 1 and not why:
+        count = importlib.import_module("torch").cuda.device_count()
+        if count < needed:
+            why = f"{needed} GPUs are needed, and there is {count}"
+    return chosen, why
 
 
 def setting(text: str, known: Mapping[str, Any]) -> tuple[str, Any]:

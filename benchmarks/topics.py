@@ -406,7 +406,6 @@ PAIR = Topic(
     Part("pair", "calls.pairs", everybody(), **LOOPS, rows=beside_peers(
         *((f"raw_alloc + raw_delete, {one}", "ns", f"raw_alloc + raw_delete, {one}", 0.4)
           for one in ("512 B", "1 MiB", "64 MiB")),
-        ("allocate() and drop, 4 KiB", "ns", "allocate() and drop, 4 KiB"),
         ("torch.empty and drop, 4 KiB", "ns", "torch.empty and drop, 4 KiB", 1.0),
         judged_by=(NATIVE, EXPANDABLE),
     )),
@@ -498,30 +497,14 @@ STARTUP = Topic(
 )  # fmt: skip
 
 # --- marks, automatic uses, audits -------------------------------------------
-STRICT, AT_ONCE = "allowance=0", "of 20 tries, memory reused at once"
-TAKEN = ("memory taken from the device for the next allocation", "MiB", "grown_mib")
-READ_WRONG = ("elements that the reader got wrong", "elements", "wrong", 0.0)
 PRECISION = Topic(
     "When does the memory of a dropped tensor serve again?",
-    Part("precision", "marks.precision", ours=RECORD_USE, same_cores=True, cases=[
-        MARKED[RECORD_USE], marked(STRICT, "record_use", ESPER_ALLOC_ALLOWANCE="0"),
-            MARKED[RECORD_STREAM],
-        MARKED[OURS_STREAM],
-    ], rows=[
-        Row("dropped memory serves again after, 50 ms of work queued", "ms", "serves_again_ms",
-            RECORD_USE,
-            RECORD_STREAM, 0.2),
-        *beside(RECORD_USE, RECORD_STREAM, TAKEN, READ_WRONG),
-        *(
-            Row(f"{name}, {STRICT}", unit, key, STRICT, RECORD_STREAM, *goal)
-            for name, unit, key, *goal in (
-                (*TAKEN, 0.0), (AT_ONCE, "tries", "reused"),
-                (f"{AT_ONCE} and written beside the unrelated work", "tries", "beside_work"),
-                    READ_WRONG,
-            )
-        ),
-        Row(AT_ONCE, "tries", "reused", STRICT, OURS_STREAM),
-    ]),
+    Part("precision", "marks.precision", [MARKED[RECORD_USE], MARKED[RECORD_STREAM]], beside(
+        RECORD_USE, RECORD_STREAM,
+        ("dropped memory serves again after, 50 ms of work queued", "ms", "serves_again_ms", 0.2),
+        ("memory taken from the device for the next allocation", "MiB", "grown_mib"),
+        ("elements that the reader got wrong", "elements", "wrong", 0.0),
+    ), ours=RECORD_USE, same_cores=True),
 )  # fmt: skip
 CAPTURED = (
     ("capture time", "ms", "capture_ms"), ("replay time", "ms", "replay_ms"),
@@ -549,13 +532,9 @@ def mark_rows() -> Iterator[Row]:
     cycle = "using, cycle"
     peer = ("record_stream, cycle", RECORD_STREAM)
     yield Row(cycle, "ns", cycle, OURS, NATIVE, None, "ratio", *peer)
-    yield Row("allocate and drop, unmarked", "ns", "cycle, unmarked", OURS, NATIVE)
     for count in ("1,000", "10,000"):
         name = f"allocate beside {count} tensors that record_stream holds up"
         yield Row(name, "ns", f"beside {count}", OURS, NATIVE, 1.0)
-    for name in ("event record, Python", "event record, C++"):
-        title = f"record_use, call, beside an {name}"
-        yield Row(title, "ns", "record_use, call", OURS, OURS, None, "ratio", name, name)
     bare = ("C, cuEventRecord", "cuEventRecord")
     for name in ("esper_alloc_record_use", "esper_record_use", "eight blocks"):
         goal = None if name == "eight blocks" else 1.5
@@ -800,91 +779,65 @@ GATHER = Topic(
     "How fast are gathered batches, on data in CIFAR's shapes?",
     Part("gather", "helpers.gather", of(OURS, NATIVE), workers=FRESH, rows=[
         *(
-            Row(f"a batch, {form}", "us", f"ours, {form}", OURS, NATIVE, 1 / times, "ratio",
-                f"plain, {form}", PLAIN)
+            Row(f"a batch, {form}", "us", f"ours, {form}", OURS, NATIVE, 1 / times,
+                peer_key=f"plain, {form}", peer_name=PLAIN)
             for form, times in FORMS.items()
         ),
-        *(
-            Row(f"a batch, {form}, native allocator", "us", f"ours, {form}", NATIVE, NATIVE, None,
-                "ratio",
-                f"plain, {form}", PLAIN)
-            for form in FORMS
-        ),
-        Row("a batch, 64 x 32, reuse=2", "us", "ours, 64 x 32, reuse", OURS, OURS, None, "ratio",
-            "ours, 64 x 32",
-            "fresh memory"),
-        Row("start of an epoch", "us", "ours, epoch start", OURS, NATIVE, None, "ratio",
-            "plain, epoch start", PLAIN),
+        Row("a batch, 64 x 32, reuse=2", "us", "ours, 64 x 32, reuse", OURS, OURS,
+            peer_key="ours, 64 x 32", peer_name="fresh memory"),
     ]),
 )  # fmt: skip
 NORMALIZE = Topic(
     "What does normalising observations cost, beside the plain PyTorch way of doing it?",
     Part("normalize", "helpers.normalize", of(NATIVE), workers=FRESH, ours=NATIVE, rows=[
-        Row(f"{name}, {size}", "us", f"{ours} {size}", NATIVE, NATIVE, wanted, "ratio",
-            f"{peer} {size}", "plain PyTorch")
+        Row(f"update_and_normalize, {size}", "us", f"update_and_normalize {size}", NATIVE, NATIVE,
+            goal, peer_key=f"plain {size}", peer_name="plain PyTorch")
         for size, goal in (("64x64", 1 / 8), ("1024x128", 1 / 8), ("65536x64", 1 / 5))
-        for name, ours, peer, wanted in (
-            ("update_and_normalize", "update_and_normalize", "plain", goal),
-            ("update, then normalize", "update, normalize", "plain", None),
-            ("normalize", "normalize", "plain normalize", None),
-        )
     ]),
 )  # fmt: skip
-
-
-def cifar_part(name: str, gpus: int, where: str) -> Part:
-    figures = (("a step", "ms", "step_ms"), ("peak reserved", "MiB", "peak_reserved_mib"))
-    rows = beside(OURS, NATIVE, *figures, title=f"16 environments on {where}: ", peer_name=PLAIN)
-    return Part(name, "helpers.cifar_envs", of(OURS, NATIVE, gpus=gpus), rows, FRESH, gpus=gpus)
-
-
 CIFAR_ENVS = Topic(
     "A training loop with 16 environments on streams, end to end: plain PyTorch against ours.",
-    cifar_part("one", 1, "one GPU"),
-    cifar_part("two", 2, "two GPUs, 10 and 6 environments"),
-)
+    Part("cifar_envs", "helpers.cifar_envs", of(OURS, NATIVE), workers=FRESH, rows=beside(
+        OURS, NATIVE, ("a step", "ms", "step_ms"), ("peak reserved", "MiB", "peak_reserved_mib"),
+        title="16 environments on one GPU: ", peer_name=PLAIN,
+    )),
+)  # fmt: skip
 WRAPPED, DTYPES = "graphs with the wrapper", ("fp32", "fp64")
 
 
 def graph_rows(kind: str, rounds: Rounds, options: Options) -> Iterator[Row]:
-    sizes = options.settings["sizes"]
-    for dtype, size in ((dtype, size) for dtype in DTYPES for size in sizes):
-        title = f"simulator {dtype}, {size} x {size}: "
-        if kind == "beside":
-            yield Row(f"{title}{WRAPPED}, {OURS}", "ms", f"{size}: graphs", f"{dtype}, {OURS}",
-                f"{dtype}, {NATIVE}",
-                      peer_name=f"allocator {NATIVE}")  # fmt: skip
-            continue
-        for name, unit, ours, peer, where, *goal in (
+    compared: list[tuple[Any, ...]] = [
+        (WRAPPED, "ms", "graphs", "eager", "eager"),
+        (WRAPPED, "ms", "graphs", "compiled", "compiled without graphs"),
+        ("compiled without graphs", "ms", "compiled", "eager", "eager"),
+        ("copied a run", "bytes", "bytes", "image bytes", "the image"),
+    ]
+    if kind == "cpu":
+        compared = [
             ("CPU, with the wrapper", "ms", "wrapped", "compiled", "without it", 1.05),
             ("CPU, compiled", "ms", "compiled", "eager", "eager"),
-        ) if kind == "cpu" else (
-            (WRAPPED, "ms", "graphs", "eager", "eager"),
-            (WRAPPED, "ms", "graphs", "compiled", "compiled without graphs"),
-            ("compiled without graphs", "ms", "compiled", "eager", "eager"),
-            ("copied a run", "bytes", "bytes", "image bytes", "the image"),
-        ):  # fmt: skip
-            yield Row(title + name, unit, f"{size}: {ours}", dtype, dtype, *goal,
-                peer_key=f"{size}: {peer}",
-                      peer_name=where)  # fmt: skip
+        ]
+    for dtype in DTYPES:
+        for size in options.settings["sizes"]:
+            for name, unit, ours, peer, where, *goal in compared:
+                name = f"simulator {dtype}, {size} x {size}: {name}"
+                keys = {"peer_key": f"{size}: {peer}", "peer_name": where}
+                yield Row(name, unit, f"{size}: {ours}", dtype, dtype, *goal, **keys)
 
 
-def graph_part(kind: str, cases: Sequence[Case], **more: Any) -> Part:
+def graph_part(kind: str, **more: Any) -> Part:
+    cases = [Case(one, NATIVE, {"dtype": one, "device": kind}) for one in DTYPES]
     rows = partial(graph_rows, kind)
     return Part(kind, "graphs.measure", cases, rows, FRESH, ours=None, timeout=400.0, **more)
 
 
 CUDAGRAPH_OUTPUTS = Topic(
     "The simulator of examples/simulator.py: eager, compiled, and with CUDA graphs.",
-    graph_part("cuda", [Case(one, NATIVE, {"dtype": one}) for one in DTYPES]),
-    graph_part("beside", [
-        Case(f"{one}, {who}", who, {"dtype": one}) for one in DTYPES for who in (NATIVE, OURS)
-    ], by_default=False),
-    graph_part("cpu", [Case(one, NATIVE, {"dtype": one, "device": "cpu"}) for one in DTYPES],
-        gpus=0, by_default=False),
+    graph_part("cuda"),
+    graph_part("cpu", gpus=0, by_default=False),
     rounds=1,
     settings={"sizes": (256, 512, 1024), "iterations": 3},
-)  # fmt: skip
+)
 
 TOPICS: dict[str, Topic] = {
     "pipeline": PIPELINE, "prefetch": PREFETCH, "overlap": OVERLAP, "recipes": RECIPES,

@@ -170,6 +170,7 @@ def turns(
     commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]],
     rounds: int,
     *,
+    least: int = 1,
     timeout: float = 300.0,
     seconds: float = float("inf"),
     together: bool = False,
@@ -177,8 +178,8 @@ def turns(
 ) -> Rounds:
     """What each case's worker reported in each round, by case; first what all reported
     while they started. `commands`: the command of each and its environment. A worker that fails
-    is printed, and missing from then on. No round starts after `seconds`. `together`: all work
-    at once. `each` is told after every round what there is so far."""
+    is printed, and missing from then on. No round starts after `seconds`, but `least` are
+    measured. `together`: all work at once. `each` is told after every round what there is so far."""
     begin = time.monotonic()
     started = [Worker(name, *how) for name, how in commands.items()]
     measured: Rounds = []
@@ -186,7 +187,7 @@ def turns(
         measured.append(_answers(started, timeout))
         print(f"{len(started)} workers started in {time.monotonic() - begin:.1f} s", flush=True)
         for number in range(rounds):
-            if number and time.monotonic() - begin > seconds:
+            if number >= least and time.monotonic() - begin > seconds:
                 print(f"stopped after {number} of {rounds} rounds: {seconds:.0f} s are over")
                 break
             there = [worker for worker in started if worker.name in measured[-1]]
