@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from common import MIB, NATIVE, OURS, ROOT
-from measuring import machine, use_allocator
+from measuring import machine, ms_a_step, use_allocator
 
 
 def need_kernels() -> None:
@@ -108,23 +108,6 @@ REPEATS = 11
 CALLS = 500
 
 
-def microseconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median us of each call, a block of calls of each in turn."""
-    for call in calls.values():
-        for _ in range(50):
-            call()
-    figures: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(REPEATS):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            begin = time.perf_counter_ns()
-            for _ in range(CALLS):
-                call()
-            torch.cuda.synchronize()
-            figures[name].append((time.perf_counter_ns() - begin) / CALLS / 1000)
-    return {name: statistics.median(values) for name, values in figures.items()}
-
-
 class Plain:
     """Running statistics by separate operations, rebound at each update."""
 
@@ -149,7 +132,7 @@ class Plain:
 
 
 def normalize(allocator: str) -> dict[str, Any]:
-    """us of each."""
+    """Median us of each, in turn."""
     use_allocator(allocator)
     from esper_alloc import RunningMeanStd
 
@@ -168,8 +151,13 @@ def normalize(allocator: str) -> dict[str, Any]:
             "update_and_normalize": lambda: ours.update_and_normalize(x),
             "plain": plain_both,
         }
-        found = microseconds(calls)
-        figures |= {f"{name} {rows}x{features}": value for name, value in found.items()}
+        us: dict[str, list[float]] = {name: [] for name in calls}
+        for call in calls.values():
+            ms_a_step(call, 50)  # to warm up
+        for _ in range(REPEATS):
+            for name, call in calls.items():
+                us[name].append(ms_a_step(call, CALLS) * 1e3)
+        figures |= {f"{name} {rows}x{features}": statistics.median(us[name]) for name in us}
     return {"machine": machine(), **figures}
 
 

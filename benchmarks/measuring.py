@@ -156,6 +156,16 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+def ms_a_step(step: Callable[[], object], steps: int) -> float:
+    """Milliseconds of one of so many steps, among which nobody waits."""
+
+    def work() -> None:
+        for _ in range(steps):
+            step()
+
+    return seconds_of(work) * 1e3 / steps
+
+
 def median_ms(work: Callable[[], object], repeats: int, warm: int = 0) -> float:
     """Milliseconds of `work`, the median of the repeats, `warm` of which come first and do not
     count."""

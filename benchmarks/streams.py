@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import random
 import statistics
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from common import MIB, OURS, ROOT
-from measuring import machine, median_ms, use_allocator
+from measuring import machine, median_ms, ms_a_step, use_allocator
 from torch import nn
 
 
@@ -49,16 +49,6 @@ def survives(work: Callable[[], object]) -> str | None:
     return why
 
 
-def held_back(allocator: str) -> dict[str, float]:
-    """How often and how long ours held the host back so far."""
-    if allocator != OURS:
-        return {}
-    import esper_alloc
-
-    stats = esper_alloc.memory_stats()
-    return {name: stats[name] for name in ("held_back", "held_back_seconds", "held_back_in_vain")}
-
-
 class Base:
     """What is there before a measurement: an empty cache, and peaks from now on."""
 
@@ -69,13 +59,20 @@ class Base:
         self.active = torch.cuda.memory_stats()["active_bytes.all.current"]
         self.reserved = torch.cuda.memory_reserved()
 
-    def peaks(self) -> dict[str, float]:
-        """MiB over what was there."""
+    def peaks(self, allocator: str = "") -> dict[str, float]:
+        """MiB over what was there, and how often and how long ours held the host back."""
         stats = torch.cuda.memory_stats()
-        return {
+        figures = {
             "peak_over_base_mib": (stats["active_bytes.all.peak"] - self.active) / MIB,
             "reserved_mib": (stats["reserved_bytes.all.peak"] - self.reserved) / MIB,
         }
+        if allocator == OURS:
+            import esper_alloc
+
+            ours = esper_alloc.memory_stats()
+            names = ("held_back", "held_back_seconds", "held_back_in_vain")
+            figures |= {name: ours[name] for name in names}
+        return figures
 
 
 # --- weights, gathered on one stream and used on another ---------------------
@@ -177,15 +174,8 @@ def pipeline(allocator: str, marks: str, layers: str, small: bool = False) -> di
         job = Pipeline(marks, *SHAPES[layers][small])
         for _ in range(WARM_STEPS):
             job.step()
-        torch.cuda.synchronize()
-        times = []
-        for _ in range(2 if small else BLOCKS):
-            begin = time.perf_counter()
-            for _ in range(TIMED_STEPS):
-                job.step()
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - begin) * 1e3 / TIMED_STEPS)
-        peaks = {**job.base.peaks(), **held_back(allocator)}
+        times = [ms_a_step(job.step, TIMED_STEPS) for _ in range(2 if small else BLOCKS)]
+        peaks = job.base.peaks(allocator)
         by_layer = job.by_layer(TIMED_STEPS)
         wanted = job.step(wait=True)
         if float(wanted.float().square().mean()) < 0.01:
@@ -275,7 +265,7 @@ def prefetch(allocator: str, marks: str, layers: int, small: bool = False) -> di
         base = Base()
         job.run(min(10, batches))
         taken = median_ms(lambda: job.run(batches), REPEATS)
-        peaks = {**base.peaks(), **held_back(allocator)}
+        peaks = base.peaks(allocator)
         job.run(batches, wait=True)
         wanted = job.figures.clone()
         job.figures.zero_()
@@ -351,16 +341,9 @@ def overlap(allocator: str, marks: str, sizes: str, small: bool = False) -> dict
     with torch.no_grad():
         job = Overlap(marks, least, most, computing)
         base = Base()
-        for _ in range(steps):
-            job.step()
-        times = []
-        for _ in range(blocks):
-            begin = time.perf_counter()
-            for _ in range(steps):
-                job.step()
-            times.append((time.perf_counter() - begin) * 1e3 / steps)
-        peaks = {**base.peaks(), **held_back(allocator)}
-        return {"machine": machine(), "step_ms": statistics.mean(times), **peaks}
+        times = [ms_a_step(job.step, steps) for _ in range(1 + blocks)]  # the first is to warm up
+        peaks = base.peaks(allocator)
+        return {"machine": machine(), "step_ms": statistics.mean(times[1:]), **peaks}
 
 
 # --- the code of the examples ------------------------------------------------
@@ -387,14 +370,9 @@ def reduce_scatter(allocator: str, by_hand: bool = False) -> dict[str, Any]:
         torch.cuda.empty_cache()
         base = torch.cuda.memory_reserved()
         found, peak = code.measure(way, x)
-        reserved = torch.cuda.max_memory_reserved() - base
-        return {
-            "machine": machine(),
-            "peak": peak,
-            "reserved": reserved / MIB,
-            "wrong": differing(found, wanted),
-            "ms": median_ms(lambda: way(x), 7),
-        }
+        reserved = (torch.cuda.max_memory_reserved() - base) / MIB
+        wrong, ms = differing(found, wanted), median_ms(lambda: way(x), 7)
+    return {"machine": machine(), "peak": peak, "reserved": reserved, "wrong": wrong, "ms": ms}
 
 
 def offloading(allocator: str) -> dict[str, Any]:
@@ -403,12 +381,8 @@ def offloading(allocator: str) -> dict[str, Any]:
     use_allocator(allocator)
     code = example("offload_activations")
     torch.manual_seed(0)
-    layers = [
-        layer
-        for _ in range(code.LAYERS)
-        for layer in (nn.Linear(code.WIDTH, code.WIDTH), nn.GELU())
-    ]
-    model = nn.Sequential(*layers).cuda()
+    pairs = [(nn.Linear(code.WIDTH, code.WIDTH), nn.GELU()) for _ in range(code.LAYERS)]
+    model = nn.Sequential(*itertools.chain(*pairs)).cuda()
     x = torch.randn(code.ROWS, code.WIDTH, device="cuda")
     code.train_step(model, x, offload=False)  # loads kernels, allocates workspaces
     gradients, _ = code.train_step(model, x, offload=False)
@@ -418,7 +392,7 @@ def offloading(allocator: str) -> dict[str, Any]:
     torch.cuda.empty_cache()
     base = torch.cuda.memory_reserved()
     found, peak = code.train_step(model, x, offload=True)
-    reserved = torch.cuda.max_memory_reserved() - base
+    reserved = (torch.cuda.max_memory_reserved() - base) / MIB
     wrong = differing([one.cpu() for one in found], wanted)
     copies = torch.cuda.Stream()
 
@@ -428,8 +402,8 @@ def offloading(allocator: str) -> dict[str, Any]:
             loss = model(x).square().mean()
         loss.backward()
 
-    figures = {"peak": peak, "reserved": reserved / MIB, "wrong": wrong, "ms": median_ms(step, 7)}
-    return {"machine": machine(), **figures}
+    ms = median_ms(step, 7)
+    return {"machine": machine(), "peak": peak, "reserved": reserved, "wrong": wrong, "ms": ms}
 
 
 # --- within little memory ----------------------------------------------------
@@ -449,14 +423,8 @@ def run_within(
     def work() -> None:
         step = make()
         warm, timed = steps
-        for _ in range(warm):
-            step()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(timed):
-            step()
-        torch.cuda.synchronize()
-        took.append((time.perf_counter() - begin) * 1e3 / timed)
+        ms_a_step(step, warm)
+        took.append(ms_a_step(step, timed))
 
     why = survives(work)
     stats = torch.cuda.memory_stats()
