@@ -1,22 +1,13 @@
 """The models that jobs train and serve, with random weights: nothing is downloaded.
 
-Each job is a *schedule* of steps that is gone through several times. What a step
-computes depends on its number, the steps before it and the seed alone, so every allocator
-gets the same sequence of requests, and the outputs of the same pass can be compared bit for
-bit.
+docs/benchmarks.md says what the jobs are. Each is a *schedule* of steps that is gone through several
+times. What a step computes depends on its number, the steps before it and the seed alone, so every
+allocator gets the same sequence of requests, and the outputs of the same pass can be compared bit
+for bit.
 
-In four of the jobs no step has the sizes of another:
-
-  moe          training a mixture of experts: the router decides how many tokens each
-               expert gets, and nothing is padded
-  resolutions  training a U-Net on images of random height and width
-  serving      continuous batching: requests of random lengths come and go, each with a
-               cache of its own
-  packed       training on sequences of random lengths that are packed into one row
-
-Everything there is drawn from generators of a fixed seed that go on from pass to pass. What is
-drawn never depends on what was computed. Only the experts' loads do, and those repeat as the losses
-do.
+In moe, resolutions, serving and packed no step has the sizes of another. Everything there is drawn
+from generators of a fixed seed that go on from pass to pass. What is drawn never depends on what
+was computed. Only the experts' loads do, and those repeat as the losses do.
 """
 
 from __future__ import annotations
@@ -41,17 +32,14 @@ Step = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Job:
-    """make(small) builds the model and returns the step. `steps` are in a schedule, and
-    going through all of them is a pass. `strict`:
-    PyTorch may refuse what is not deterministic, as attention's backward needs to be
-    told; otherwise it warns. `by_place`: what it computes may depend on where tensors lie."""
+    """make(small) builds the model and returns the step. `steps` are in a schedule, and going
+    through all of them is a pass. `strict`: PyTorch may refuse what is not deterministic, as
+    attention's backward needs to be told; otherwise it warns."""
 
     make: Callable[[bool], Step]
     steps: int
     small_steps: int
-    strict: bool
-    schedule: str
-    by_place: bool = False
+    strict: bool = False
 
 
 # --- a Llama, in plain PyTorch -----------------------------------------------
@@ -132,6 +120,23 @@ def llama(shape: Shape) -> torch.nn.Module:
 
 
 # --- the jobs of fixed sizes, and those that grow ---
+def trainer(
+    model: nn.Module, loss_of: Callable[..., torch.Tensor], lr: float = 3e-4, **adam: float
+) -> Callable[..., torch.Tensor]:
+    """step(...): one step of AdamW under bf16 autocast on loss_of(...), which it gives."""
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=lr, **adam)
+
+    def step(*inputs: Any) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss = loss_of(*inputs)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def gpt2(small: bool, length: int = 1024) -> Callable[..., Any]:
     """One step of a Hugging Face GPT-2 (124 M parameters), bf16 autocast, AdamW.
 
@@ -147,22 +152,13 @@ def gpt2(small: bool, length: int = 1024) -> Callable[..., Any]:
     config.use_cache = False
     with torch.device("cuda"):
         model = GPT2LMHeadModel(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+    train = trainer(model, lambda ids: model(input_ids=ids, labels=ids).loss, weight_decay=0.1)
     tokens = [torch.randint(config.vocab_size, (most, length), device="cuda") for _ in range(4)]
-    turn = 0
+    turns = itertools.cycle(tokens)
 
     def step(batch: int = most) -> torch.Tensor:
-        nonlocal turn
-        ids = tokens[turn % len(tokens)]
-        turn += 1
-        if batch != most:
-            ids = ids[:1].expand(batch, length).contiguous()
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        ids = next(turns)
+        return train(ids if batch == most else ids[:1].expand(batch, length).contiguous())
 
     return step
 
@@ -174,23 +170,11 @@ def resnet50(small: bool) -> Callable[[], Any]:
     batch, side = (2, 64) if small else (128, 224)
     with torch.device("cuda"):
         model = make(weights=None).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     images = [torch.randn(batch, 3, side, side, device="cuda") for _ in range(2)]
     targets = [torch.randint(1000, (batch,), device="cuda") for _ in range(2)]
-    turn = 0
-
-    def step() -> torch.Tensor:
-        nonlocal turn
-        index = turn % 2
-        turn += 1
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = functional.cross_entropy(model(images[index]), targets[index])
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    turns = itertools.cycle(zip(images, targets))
+    step = trainer(model, lambda x, wanted: functional.cross_entropy(model(x), wanted), lr=1e-3)
+    return lambda: step(*next(turns))
 
 
 #: Of llama_varlen: the most sequences of a batch, the shortest and the longest.
@@ -237,9 +221,7 @@ def llama_varlen(small: bool) -> Step:
     shape = SMALL if small else Shape()
     job = JOBS["llama_varlen"]
     schedule = varlen_schedule(
-        job.small_steps if small else job.steps,
-        2 if small else MOST_SEQUENCES,
-        shape.longest if small else LONGEST,
+        *((job.small_steps, 2, shape.longest) if small else (job.steps, MOST_SEQUENCES, LONGEST))
     )
     step = llama_trainer(shape)
     return lambda number: step(*schedule[number])
@@ -499,21 +481,6 @@ class Texts:
         return torch.cat([one[:-1] for one in taken]), torch.cat([one[1:] for one in taken])
 
 
-def trainer(model: nn.Module, loss_of: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """step(...): one step of AdamW under bf16 autocast on loss_of(...), which it gives."""
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=3e-4)
-
-    def step(*inputs: Any) -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(DEVICE, dtype=torch.bfloat16):
-            loss = loss_of(*inputs)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
 # --- the jobs ---
 def moe(small: bool) -> Step:
     """Four sequences of one random length a step; 8 experts a layer, 2 for each token."""
@@ -686,47 +653,22 @@ def resolutions(small: bool) -> Step:
 
 
 # --- all of them ---
-def stepping(make: Callable[[bool], Callable[[], Any]]) -> Callable[[bool], Step]:
-    """A job of which every step is alike."""
-
-    def made(small: bool) -> Step:
-        step = make(small)
-        return lambda number: step()
-
-    return made
+def alike(step: Callable[[], Any]) -> Step:
+    """The step of a job of which every step is alike."""
+    return lambda number: step()
 
 
 JOBS: dict[str, Job] = {
-    "gpt2": Job(stepping(gpt2), 10, 4, True, "batches of 8 x 1024 tokens, bf16 autocast, AdamW"),
-    "llama_varlen": Job(
-        llama_varlen, 40, 6, True, "1 to 6 sequences of 64 to 2048 tokens, bf16 autocast, AdamW"
-    ),
-    "llama_decode": Job(
-        llama_decode, 300, 12, False, "32 sequences, prompts of 128 tokens and 299 more, bf16", True
-    ),
-    "resnet50": Job(
-        stepping(resnet50), 10, 4, False, "batches of 128 images of 224 x 224, bf16 autocast, AdamW"
-    ),
-    "ppo": Job(
-        ppo, 5, 3, False, "64 environments, 128 steps each, 4 epochs of 4 minibatches, Adam"
-    ),
-    "moe": Job(
-        moe, 12, 3, True,
-        "4 sequences of 512 to 2048 tokens, 8 experts, 2 for each token, bf16 autocast, AdamW",
-    ),
-    "resolutions": Job(
-        resolutions, 16, 3, False,
-        "8 images of 160 to 512 pixels either way, a U-Net, bf16 autocast, AdamW",
-    ),
-    "serving": Job(
-        serving, 40, 12, False,
-        "up to 32 requests, prompts of 128 to 3072 tokens and 8 to 128 more, bf16", True,
-    ),
-    "packed": Job(
-        packed, 20, 3, True,
-        "rows of 2048 to 8192 tokens, sequences of up to 2048, bf16 autocast, AdamW",
-    ),
-}  # fmt: skip
+    "gpt2": Job(lambda small: alike(gpt2(small)), 10, 4, strict=True),
+    "llama_varlen": Job(llama_varlen, 40, 6, strict=True),
+    "llama_decode": Job(llama_decode, 300, 12),
+    "resnet50": Job(lambda small: alike(resnet50(small)), 10, 4),
+    "ppo": Job(ppo, 5, 3),
+    "moe": Job(moe, 12, 3, strict=True),
+    "resolutions": Job(resolutions, 16, 3),
+    "serving": Job(serving, 40, 12),
+    "packed": Job(packed, 20, 3, strict=True),
+}
 
 
 def import_job(name: str) -> None:

@@ -84,10 +84,10 @@ def test_the_schedule_of_lengths_reaches_its_most_and_stays_within(models):
     assert len(set(schedule)) > 30
 
 
-def test_every_job_says_its_schedule(models):
+def test_jobs_have_schedules(models):
     assert set(models.JOBS) == {"gpt2", "resnet50", *ON_CPU}
     for job in models.JOBS.values():
-        assert job.schedule and job.steps >= job.small_steps > 1
+        assert job.steps >= job.small_steps > 1
 
 
 # --- the jobs whose sizes never repeat -----------------------------------------------
@@ -367,7 +367,7 @@ def test_a_history_is_recorded(monkeypatch, models, card, tmp_path):
     assert said == [("on", ("all",), {"context": None, "stacks": "python"}), "here"]
     assert found["peak_reserved_mib"] == 5 * 1024
     steps = []
-    counted = models.Job(lambda small: steps.append, 9, 3, False, "counted")
+    counted = models.Job(lambda small: steps.append, 9, 3)
     monkeypatch.setitem(models.JOBS, "ppo", counted)
     jobs.record("native", "ppo", "there", 2, True)
     assert steps == [0, 1, 2, 0, 1, 2]
