@@ -161,7 +161,6 @@ class Part:
     gpus: int = 1
     by_default: bool = True
     tight: bool = False
-    left_out: Mapping[str, str] = field(default_factory=dict)
     derive: Callable[[Rounds], Rounds] = lambda rounds: rounds
     conduct: Callable[..., Rounds] | None = None
 
@@ -245,18 +244,17 @@ def verdict(row: Mapping[str, Any]) -> bool | None:
 
 
 # --- result files ------------------------------------------------------------
-def git(*arguments: str) -> str:
-    """What git says of this tree."""
-    command = ["git", "-C", str(ROOT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    return done.stdout.strip()
-
-
 def commit() -> str:
     """The commit that is measured: $ESPER_COMMIT, else git's, else "unknown"."""
     named = os.environ.get("ESPER_COMMIT", "").strip()
     if named:
         return named
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return done.stdout.strip()
+
     try:
         head = git("rev-parse", "--short=12", "HEAD")
         changed = git("status", "--porcelain", "--untracked-files=no")

@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <random>
@@ -282,44 +283,27 @@ private:
   size_t at_ = 0;
 };
 
-struct Block {
-  void *ptr;
-  size_t size;
-};
-
-// What PyTorch says is reserved; nan where the allocator has no statistics.
-double reserved_bytes()
-{
-  try {
-    return double(allocator::getDeviceStats(0).reserved_bytes[0].current);
-  } catch (const std::exception &) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-}
-
 // The highest address first: a sorted list of what is free is searched from the front.
-void free_all(std::vector<Block> &blocks)
+void free_all(std::vector<void *> &blocks)
 {
-  std::sort(blocks.begin(), blocks.end(),
-            [](const Block &a, const Block &b) { return a.ptr > b.ptr; });
-  for (auto &block : blocks)
-    if (block.ptr)
-      allocator::raw_delete(block.ptr);
+  std::sort(blocks.begin(), blocks.end(), std::greater<>());
+  for (void *block : blocks)
+    if (block)
+      allocator::raw_delete(block);
 }
 
 // Replaces the victims, for no more than `longest` seconds: ns of one replacement.
-double replace(std::vector<Block> &blocks, const std::vector<uint32_t> &victims, Sizes &sizes,
+double replace(std::vector<void *> &blocks, const std::vector<uint32_t> &victims, Sizes &sizes,
                double longest)
 {
   constexpr size_t LOOK = 1024; // at the clock, every so often
   size_t made = 0;
   const auto begin = Clock::now();
   for (const uint32_t victim : victims) {
-    Block &block = blocks[victim];
-    allocator::raw_delete(block.ptr);
-    block.ptr = nullptr;
-    block.size = sizes.next();
-    block.ptr = allocator::raw_alloc(block.size);
+    void *&block = blocks[victim];
+    allocator::raw_delete(block);
+    block = nullptr;
+    block = allocator::raw_alloc(sizes.next());
     if (++made % LOOK == 0 && nanoseconds_since(begin) > longest * 1e9)
       break;
   }
@@ -327,18 +311,15 @@ double replace(std::vector<Block> &blocks, const std::vector<uint32_t> &victims,
 }
 
 // A block drawn at random is freed and another size asked for in its place, `count` times in each
-// of the rounds, whose ns go to `ns`. What is live and reserved at the end goes to `bytes`.
-void churn(size_t live, Sizes sizes, long count, int rounds, double longest, double *ns,
-           double *bytes)
+// of the rounds, whose ns go to `ns`.
+void churn(size_t live, Sizes sizes, long count, int rounds, double longest, double *ns)
 {
   std::mt19937_64 random(7);
   std::vector<uint32_t> victims(static_cast<size_t>(count));
-  std::vector<Block> blocks(live);
+  std::vector<void *> blocks(live);
   try {
-    for (auto &block : blocks) {
-      block.size = sizes.next();
-      block.ptr = allocator::raw_alloc(block.size);
-    }
+    for (void *&block : blocks)
+      block = allocator::raw_alloc(sizes.next());
     for (int round = 0; round <= rounds; round++) {
       for (auto &victim : victims)
         victim = uint32_t(random() % live);
@@ -346,14 +327,10 @@ void churn(size_t live, Sizes sizes, long count, int rounds, double longest, dou
       if (round) // in the first one memory comes from the device
         ns[round - 1] = took;
     }
-    bytes[1] = reserved_bytes();
   } catch (...) {
     free_all(blocks);
     throw;
   }
-  bytes[0] = 0;
-  for (const auto &block : blocks)
-    bytes[0] += double(block.size);
   free_all(blocks);
 }
 
@@ -453,10 +430,10 @@ double loops_pairs_rate(int threads, size_t size, int handing, long milliseconds
 }
 
 double loops_churn(size_t live, double least, double most, double power, long count, int rounds,
-                   double longest, double *ns, double *bytes)
+                   double longest, double *ns)
 {
   return measured([&] {
-    churn(live, Sizes(least, most, power), count, rounds, longest, ns, bytes);
+    churn(live, Sizes(least, most, power), count, rounds, longest, ns);
     return 0.0;
   });
 }

@@ -30,7 +30,7 @@ TAKES = {
     "pair_ns": (c_size_t, c_long),
     "mark_costs": (c_void_p, c_long, c_long, c_void_p),
     "pairs_rate": (c_int, c_size_t, c_int, c_long),
-    "churn": (c_size_t, *[c_double] * 3, c_long, c_int, c_double, c_void_p, c_void_p),
+    "churn": (c_size_t, *[c_double] * 3, c_long, c_int, c_double, c_void_p),
     "times_ns": (c_char_p, c_size_t, c_size_t, c_size_t, c_void_p),
 }
 
@@ -107,12 +107,12 @@ def mark_costs(rounds: int, count: int) -> list[tuple[float, ...]]:
     return [tuple(found[4 * i : 4 * i + 4]) for i in range(rounds)]
 
 
-def churn(live: int, *how: float, rounds: int, longest: float) -> tuple[list[float], float, float]:
-    """ns of a replacement in each round, live bytes, and reserved ones, nan if torch has no
-    statistics. `how`: least, most, power and count, as loops.cpp explains."""
-    ns, found = (c_double * rounds)(), (c_double * 2)()
-    call("churn", live, *how, rounds, longest, ns, found)
-    return list(ns), found[0], found[1]
+def churn(live: int, *how: float, rounds: int, longest: float) -> list[float]:
+    """ns of a replacement in each round. `how`: least, most, power and count, as loops.cpp
+    explains."""
+    ns = (c_double * rounds)()
+    call("churn", live, *how, rounds, longest, ns)
+    return list(ns)
 
 
 def times_ns(packed: bytes, slots: int, streams: int) -> tuple[Sequence[int], Sequence[int]]:

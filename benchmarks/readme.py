@@ -196,19 +196,17 @@ def all_rows() -> str:
     return "\n".join(lines)
 
 
-#: What stands between the marks, by document, from the first pair to the last.
-DOCUMENTS = {"README.md": (few_rows,), "docs/results.md": (all_rows,)}
+#: What stands between the marks of each document.
+DOCUMENTS = {"README.md": few_rows, "docs/results.md": all_rows}
 
 
-def filled(text: str, parts: list[str]) -> str:
-    """A document with `parts` between its marks, of which it must have as many pairs."""
-    pieces = text.split(BEGIN)
-    if len(pieces) != len(parts) + 1 or any(END not in piece for piece in pieces[1:]):
-        raise SystemExit(f"{len(parts)} pairs of {BEGIN} and {END} are needed")
-    rest = [
-        f"{BEGIN}\n{part}\n{END}{piece.split(END, 1)[1]}" for part, piece in zip(parts, pieces[1:])
-    ]
-    return pieces[0] + "".join(rest)
+def filled(text: str, figures: str) -> str:
+    """A document with `figures` between its marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{BEGIN} and {END} are needed")
+    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
 
 
 def differences(shown: str, wanted: str) -> Iterator[str]:
@@ -293,9 +291,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, name what is stale")
     check = parser.parse_args().check
     stale = 0
-    for name, parts in DOCUMENTS.items():
+    for name, figures in DOCUMENTS.items():
         text = (ROOT / name).read_text()
-        wanted = filled(text, [part() for part in parts])
+        wanted = filled(text, figures())
         if check:
             for difference in differences(text, wanted):
                 print(f"{name}: {difference}")

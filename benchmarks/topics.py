@@ -35,7 +35,7 @@ from common import (
     Topic,
     column,
     everybody,
-)  # fmt: skip
+)
 from jobs_rows import AGAIN, job_rows, passes, title_of, with_best
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -58,6 +58,11 @@ def beside(ours: str, peer: Any, *figures: Figure, title: str = "", **more: Any)
     ]
 
 
+def own(case: str, name: str, unit: str, key: str, *goal: Any, **peer: str) -> Row:
+    """A figure of a case beside another one of the same process, `peer_key`."""
+    return Row(name, unit, key, case, case, *goal, **peer)
+
+
 def beside_peers(*figures: Figure, judged_by: Sequence[str] = (NATIVE,)) -> list[Row]:
     """Rows of ours beside each peer. By some of these ours is judged."""
     return [
@@ -76,9 +81,9 @@ def marked(name: str, marks: str, **environment: str) -> Case:
     return Case(name, allocator, {"marks": marks}, environment)
 
 
-def of(*allocators: str, **how: Any) -> list[Case]:
+def of(*allocators: str) -> list[Case]:
     """A case for each allocator, named after it."""
-    return [Case(one, one, how) for one in allocators]
+    return [Case(one, one) for one in allocators]
 
 
 MARKED = {
@@ -106,9 +111,11 @@ PIPELINE_CASES = [
 ]  # fmt: skip
 #: Active: the recipe's 384 MiB and half of the allowance.
 BY_RECIPE = (
-    (*STEP, 1.01, "mean_ratio"), (*ACTIVE, 448, "ours"), (*RESERVED, ALLOWANCE, "difference"),
-        NONE_WRONG,
-)  # fmt: skip
+    (*STEP, 1.01, "mean_ratio"),
+    (*ACTIVE, 448, "ours"),
+    (*RESERVED, ALLOWANCE, "difference"),
+    NONE_WRONG,
+)
 LARGE_BY_RECIPE = ((*STEP, 1.01, "mean_ratio"), (*ACTIVE, 512, "difference"), RESERVED, NONE_WRONG)
 LARGE = "layers of 512 MiB"
 
@@ -283,9 +290,10 @@ def least_part(job: str) -> Part:
         ("out-of-memory errors", "errors", "ooms"),
     )  # fmt: skip
     cases = [
-        marked(OURS, "record_use"), marked(LEAST, "record_use", ESPER_ALLOC_ALLOWANCE="0"),
-            MARKED[RECORD_STREAM],
-    ]  # fmt: skip
+        marked(OURS, "record_use"),
+        marked(LEAST, "record_use", ESPER_ALLOC_ALLOWANCE="0"),
+        MARKED[RECORD_STREAM],
+    ]
     return Part(job, "streams.least", told(cases, job=job), conduct=within_least, rows=[
         *beside(OURS, RECORD_STREAM, *figures, title=f"{title}: "),
         *beside(LEAST, RECORD_STREAM, *figures, title=f"{title}, allowance 0: "),
@@ -334,15 +342,17 @@ def job_part(job: str) -> Part:
     cases = [*everybody(**DETERMINISTIC)]
     cases += [Case(AGAIN, NATIVE, environment=DETERMINISTIC)] if job in HOST_BOUND else []
     rows = partial(job_rows, job, job in ("llama_decode", "serving"))
-    return Part(job, "jobs.measure", told(cases, job=job), rows, STAYS, ours=None, same_cores=True,
-        warm_up=1,
-                derive=lambda rounds: with_best(passes(rounds)))  # fmt: skip
+    return Part(
+        job, "jobs.measure", told(cases, job=job), rows, STAYS, ours=None, same_cores=True,
+        warm_up=1, derive=lambda rounds: with_best(passes(rounds)),
+    )  # fmt: skip
 
 
 def inside_part(job: str) -> Part:
-    return Part(f"inside-{job}", "calls.malloc_times", everybody(**DETERMINISTIC),
-        partial(inside_rows, job),
-                by_default=False, conduct=inside, **LOOPS)  # fmt: skip
+    return Part(
+        f"inside-{job}", "calls.malloc_times", everybody(**DETERMINISTIC),
+        partial(inside_rows, job), by_default=False, conduct=inside, **LOOPS,
+    )  # fmt: skip
 
 
 JOBS_TOPIC = Topic(
@@ -388,9 +398,7 @@ def limit_part(what: str, job: str) -> Part:
     cases = [Case(one, one, how, DETERMINISTIC) for one in (OURS, *LIMITED)]
     return Part(
         f"{what}-{job}", "jobs.limits", cases, partial(limit_rows, what, job), imports=job,
-        derive=best_of,
-        left_out={RMM: "it knows no memory fraction"},
-        together=what == "batch",  # each has its 20 GiB, and nothing is timed
+        derive=best_of, together=what == "batch",  # each has its 20 GiB, and nothing is timed
     )  # fmt: skip
 
 
@@ -412,18 +420,18 @@ PAIR = Topic(
 )  # fmt: skip
 
 
-def threads_figure(kind: str, size: str, count: int, goal: float) -> Figure:
-    name = f"{kind}, {size}, {count} threads"
-    return name, "million/s", name, goal if count == 16 else None, "at_least"
+def threads_figures(kind: str, goal: float, *counts: int) -> Iterator[Figure]:
+    for size in ("4 KiB", "1 MiB"):
+        for count in counts:
+            name = f"{kind}, {size}, {count} threads"
+            yield name, "million/s", name, goal if count == 16 else None, "at_least"
 
 
 THREADS = Topic(
     "How many pairs of malloc and free do threads make in a second, each on a core of its own?",
     Part("threads", "calls.threads", everybody(), loops=True, rows=beside_peers(
-        *(threads_figure("pairs", size, count, 30.0) for size in ("4 KiB",
-            "1 MiB") for count in (1, 4, 16)),
-        *(threads_figure("pairs, handed on", size, count, 20.0) for size in ("4 KiB",
-            "1 MiB") for count in (4, 16)),
+        *threads_figures("pairs", 30.0, 1, 4, 16),
+        *threads_figures("pairs, handed on", 20.0, 4, 16),
     )),
     settings={"most": 16, "milliseconds": 100},
 )  # fmt: skip
@@ -437,13 +445,12 @@ def churn_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
     """Of what there was room for. The cost grows no faster than the logarithm."""
     there = [one for one in LIVE if column(rounds, OURS, f"{one}: ns")]
     for one in there:
-        ns = (f"free and malloc among {one}", "ns", f"{one}: ns", 0.3)
-        yield from beside_peers(ns, (f"reserved / live, {one}", "", f"{one}: reserved"))
+        yield from beside_peers((f"free and malloc among {one}", "ns", f"{one}: ns", 0.3))
     few, many = LIVE[0], LIVE[3]
     if few in there and many in there:
-        goal = math.log(100_000) / math.log(100)
-        yield Row(f"free and malloc among {many}, growth", "ns", f"{many}: ns", OURS, OURS, goal,
-                  peer_key=f"{few}: ns", peer_name="among 100")  # fmt: skip
+        name, goal = f"free and malloc among {many}, growth", math.log(100_000) / math.log(100)
+        few_ns = {"peer_key": f"{few}: ns", "peer_name": "among 100"}
+        yield own(OURS, name, "ns", f"{many}: ns", goal, **few_ns)
 
 
 CHURN = Topic(
@@ -455,9 +462,8 @@ CHURN = Topic(
 
 def malloc_times_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
     keys = {key for one in rounds for case in one.values() for key in case}
-    for job in sorted(
-        key.removesuffix(": whole_slow_us") for key in keys if key.endswith(": whole_slow_us")
-    ):
+    slow = ": whole_slow_us"
+    for job in sorted(key.removesuffix(slow) for key in keys if key.endswith(slow)):
         for title, key, *goal in (
             ("malloc, the whole job, 99.9th percentile", "whole_slow_us", 1.5),
             ("malloc, the whole job, median", "whole_median_us"),
@@ -480,18 +486,17 @@ STARTUP = Topic(
     "What does it cost to be there: importing, an idle process, the first allocation?",
     Part("imports", "startup.imports", of(OURS), workers=FRESH, rounds=5, rows=beside(
         OURS, OURS, ("import torch and esper_alloc", "ms", "import_ms", 30.0, "difference"),
-        ("the same, and enable()", "ms", "enabled_ms"), peer_key="torch_ms",
-            peer_name="import torch",
+        ("the same, and enable()", "ms", "enabled_ms"),
+        peer_key="torch_ms", peer_name="import torch",
     )),
     # Whoever is first in the first round has the driver's libraries read from the disk.
     Part("first", "startup.first", everybody(), same_cores=True, warm_up=1,
-        derive=lambda rounds: rounds[1:],
-         rows=beside_peers(
-             ("idle device memory", "MiB", "idle_mib", 1.0),
-             ("the same, after a tensor came and went", "MiB", "after_mib"),
-             ("first allocation to the end of the first kernel", "ms", "first_ms", 1.0, "no_worse"),
-             ("first allocation", "us", "first_allocation_us"), ("making the context", "ms",
-                 "context_ms"),
+         derive=lambda rounds: rounds[1:], rows=beside_peers(
+        ("idle device memory", "MiB", "idle_mib", 1.0),
+        ("the same, after a tensor came and went", "MiB", "after_mib"),
+        ("first allocation to the end of the first kernel", "ms", "first_ms", 1.0, "no_worse"),
+        ("first allocation", "us", "first_allocation_us"),
+        ("making the context", "ms", "context_ms"),
     )),
     rounds=30,
 )  # fmt: skip
@@ -528,17 +533,19 @@ def mark_rows() -> Iterator[Row]:
     for form, goal in (("call", 300.0), ("cycle", 300.0), ("eight", None)):
         mark, old = f"record_use, {form}", f"record_stream, {form}"
         yield Row(mark, "ns", mark, OURS, NATIVE, goal, "difference", old, RECORD_STREAM)
-        yield Row(mark, "ns", mark, OURS, OURS, None, "ratio", old, OURS_STREAM)
-    cycle = "using, cycle"
-    peer = ("record_stream, cycle", RECORD_STREAM)
-    yield Row(cycle, "ns", cycle, OURS, NATIVE, None, "ratio", *peer)
+        yield own(OURS, mark, "ns", mark, peer_key=old, peer_name=OURS_STREAM)
+    yield Row("using, cycle", "ns", "using, cycle", OURS, NATIVE, peer_key="record_stream, cycle",
+              peer_name=RECORD_STREAM)  # fmt: skip
     for count in ("1,000", "10,000"):
         name = f"allocate beside {count} tensors that record_stream holds up"
         yield Row(name, "ns", f"beside {count}", OURS, NATIVE, 1.0)
-    bare = ("C, cuEventRecord", "cuEventRecord")
-    for name in ("esper_alloc_record_use", "esper_record_use", "eight blocks"):
-        goal = None if name == "eight blocks" else 1.5
-        yield Row(f"C, {name}", "ns", f"C, {name}", OURS, OURS, goal, "ratio", *bare)
+    for name, *limit in (
+        ("esper_alloc_record_use", 1.5),
+        ("esper_record_use", 1.5),
+        ("eight blocks",),
+    ):
+        bare = {"peer_key": "C, cuEventRecord", "peer_name": "cuEventRecord"}
+        yield own(OURS, f"C, {name}", "ns", f"C, {name}", *limit, **bare)
 
 
 RECORD_USE_COST = Topic(
@@ -547,26 +554,24 @@ RECORD_USE_COST = Topic(
 )
 
 
-def automatic_row(name: str, *goal: Any, unit: str = "ns") -> Row:
-    wanted = (*goal, "difference") if len(goal) < 2 else goal
-    return Row(
-        name, unit, f"{name}, automatic", OURS, OURS, *wanted, f"{name}, marked", "marked uses"
-    )
+def automatic_row(name: str, unit: str, *goal: Any) -> Row:
+    keys = {"peer_key": f"{name}, marked", "peer_name": "marked uses"}
+    return own(OURS, name, unit, f"{name}, automatic", *goal, **keys)
 
 
 AUTOMATIC_USES = Topic(
     "What do automatic uses cost an operator, beside marked uses in the same process?",
     Part("automatic_uses", "marks.automatic", of(OURS), same_cores=True, imports="gpt2", rows=[
-        *(automatic_row(f"{name}, one stream", 1.01, "ratio") for name in ("torch.empty and drop",
-            "add")),
+        automatic_row("torch.empty and drop, one stream", "ns", 1.01),
+        automatic_row("add, one stream", "ns", 1.01),
         *(
-            automatic_row(f"{name}, {where}", 150.0)
-            for where in ("at home", "elsewhere") for name in ("add", "view",
-                "add of lists, a tensor")
+            automatic_row(f"{name}, {where}", "ns", 150.0, "difference")
+            for where in ("at home", "elsewhere")
+            for name in ("add", "view", "add of lists, a tensor")
         ),
-        automatic_row("add, dropped", None),
-        automatic_row("GPT-2 step, one stream", 1.01, "ratio", unit="ms"),
-        automatic_row("prefetching GPT-2 step", 1.01, "ratio", unit="ms"),
+        automatic_row("add, dropped", "ns", None, "difference"),
+        automatic_row("GPT-2 step, one stream", "ms", 1.01),
+        automatic_row("prefetching GPT-2 step", "ms", 1.01),
     ]),
 )  # fmt: skip
 SANITIZER = "torch.cuda._sanitizer"
@@ -592,16 +597,13 @@ def corpus_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
         yield Row(f"{name}, of {count}", "programs", "", ours, peer, 0, "ours", peer_name=SANITIZER)
 
 
-def audited(name: str, case: str, goal: float | None = None) -> Row:
-    return Row(name, "ms", "audited", case, case, goal, peer_key="alone", peer_name="no audit")
-
-
+AUDITED = {"peer_key": "alone", "peer_name": "no audit"}
 AUDITING: dict[str, Any] = {"ours": None, "timeout": 400.0}
 AUDITOR = Topic(
     "What does the auditor cost, and what does it find beside torch.cuda._sanitizer?",
     Part("step", "audits.steps", [Case("step, ours", OURS), Case("step, native", NATIVE)], [
-        audited("GPT-2 step, audited", "step, ours", 3.0),
-        audited("GPT-2 step under native, audited", "step, native", 3.0),
+        own("step, ours", "GPT-2 step, audited", "ms", "audited", 3.0, **AUDITED),
+        own("step, native", "GPT-2 step under native, audited", "ms", "audited", 3.0, **AUDITED),
     ], imports="gpt2", **AUDITING),
     Part("corpus", "audits.programs", [Case("corpus", NATIVE)], corpus_rows, rounds=1, **AUDITING),
 )  # fmt: skip
@@ -610,26 +612,34 @@ FENCE = Topic(
     "What does an audit with a fence cost a training step of GPT-2, and in memory?",
     Part("fence", "audits.fence", [Case(kind, OURS, {"kind": kind}) for kind in KINDS], [
         Row(f"{name}, {kind}", unit, key, kind, KINDS[0])
-        for name, unit, key in (("step", "ms", "step_ms"), ("peak reserved", "MiB",
-            "mib")) for kind in KINDS[1:]
+        for name, unit, key in (("step", "ms", "step_ms"), ("peak reserved", "MiB", "mib"))
+        for kind in KINDS[1:]
     ], ours=None, imports="gpt2"),
 )  # fmt: skip
 
 # --- sleep and wake ----------------------------------------------------------
-SAVER, PLAIN_COPY, A_GIB = "torch_memory_saver", "plain pinned copy", "a GiB of a later sleep"
+SAVER, A_GIB = "torch_memory_saver", "a GiB of a later sleep"
+
+
+def at_best(
+    name: str, key: str, at_most: float, unit: str = "", best: float = 0.0, called: str = "nothing"
+) -> Row:
+    """A figure of ours beside the best that there is."""
+    return Row(name, unit, key, OURS, best, at_most, "ours", peer_name=called)
+
+
 BANDWIDTH_ROWS = [
-    Row("sleep", "GiB/s", "sleep_gib_s", OURS, OURS, 0.9, "at_least", "out_gib_s", PLAIN_COPY),
-    Row("wake", "GiB/s", "wake_gib_s", OURS, OURS, 0.9, "at_least", "back_gib_s", PLAIN_COPY),
-    Row("sleep with keep='nothing'", "s", "nothing_sleep_s", OURS, OURS, 1.1, "ratio", "unmap_s",
-        "giving free memory back"),
-    Row("device memory left asleep", "MiB", "left_mib", OURS, 0.0, 64.0, "ours",
-        peer_name="nothing"),
-    Row("host memory over live bytes", "", "host_share", OURS, 1.0, 1.02, "ours",
-        peer_name="live bytes"),
-    Row("wake after keep='nothing'", "s", "nothing_wake_s", OURS, OURS, None, "ratio", "a_gib_s",
-        A_GIB),
-    Row("first sleep, which pins host memory", "s", "first_sleep_s", OURS, OURS, None, "ratio",
-        "a_gib_s", A_GIB),
+    own(OURS, "sleep", "GiB/s", "sleep_gib_s", 0.9, "at_least", peer_key="out_gib_s",
+        peer_name="plain pinned copy"),
+    own(OURS, "wake", "GiB/s", "wake_gib_s", 0.9, "at_least", peer_key="back_gib_s",
+        peer_name="plain pinned copy"),
+    own(OURS, "sleep with keep='nothing'", "s", "nothing_sleep_s", 1.1, peer_key="unmap_s",
+        peer_name="giving free memory back"),
+    at_best("device memory left asleep", "left_mib", 64.0, "MiB"),
+    at_best("host memory over live bytes", "host_share", 1.02, best=1.0, called="live bytes"),
+    own(OURS, "wake after keep='nothing'", "s", "nothing_wake_s", peer_key="a_gib_s", peer_name=A_GIB),
+    own(OURS, "first sleep, which pins host memory", "s", "first_sleep_s", peer_key="a_gib_s",
+        peer_name=A_GIB),
     *beside(OURS, SAVER, ("sleep", "GiB/s", "sleep_gib_s"), ("wake", "GiB/s", "wake_gib_s"),
             ("first sleep", "s", "first_sleep_s")),
 ]  # fmt: skip
@@ -641,45 +651,29 @@ def take_turns_asleep(command: Any, part: Part, cases: Sequence[Case], *_: Any) 
         return command.measure(part, told(cases, folder=folder), 1)
 
 
-def turn_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
-    title = f"two processes, {options.settings['turn_gib']:g} GiB each"
-    both = [rounds[0][me] for me in ("a", "b") if me in rounds[0]]
-    short = [sum(one["short"] for one in both)] if len(both) == 2 else []
-    yield Row(
-        f"{title}, turns without memory, of 50",
-        "",
-        "",
-        short,
-        0.0,
-        0.0,
-        "ours",
-        peer_name="nothing",
-    )
-    turn, longest = ([one[key] for one in both] for key in ("turn_s", "longest_s"))
-    yield Row(f"{title}: a turn", "s", "", turn, longest, peer_name="the longest")
+def turn_rows(rounds: Rounds, options: Options) -> list[Row]:
+    name = f"two processes, {options.settings['turn_gib']:g} GiB each, turns without memory, of 50"
+    both = [rounds[0][me]["short"] for me in ("a", "b") if me in rounds[0]]
+    short = [sum(both)] if len(both) == 2 else []
+    return [Row(name, "", "", short, 0.0, 0.0, "ours", peer_name="nothing")]
 
 
 SLEEP = Topic(
     "How fast does memory sleep and wake, and does everything go on as before?",
-    Part("bandwidth", "sleep.bandwidth", [*of(OURS), Case(SAVER, NATIVE, {"saver": True},
-        needs=SAVER)],
-         BANDWIDTH_ROWS, FRESH),
+    Part("bandwidth", "sleep.bandwidth",
+         [*of(OURS), Case(SAVER, NATIVE, {"saver": True}, needs=SAVER)], BANDWIDTH_ROWS, FRESH),
     Part("graphs", "sleep.graphs", of(OURS), [
-        Row("graph replays that differ, of 100 after a sleep", "", "wrong", OURS, 0.0, 0.0, "ours",
-            peer_name="nothing"),
+        at_best("graph replays that differ, of 100 after a sleep", "wrong", 0.0),
     ], FRESH, rounds=1),
-    Part("training", "sleep.training", [Case(OURS, OURS, environment=DETERMINISTIC,
-        needs="transformers")], [
-        Row("GPT-2 asleep after each step: losses that differ, of 12", "", "differing", OURS, 0.0,
-            0.0, "ours",
-            peer_name="GPT-2 awake"),
-        Row("GPT-2: host memory over live bytes", "", "host_share", OURS, 1.0, 1.02, "ours",
-            peer_name="live bytes"),
-        Row("GPT-2: a sleep", "s", "sleep_s", OURS, OURS, peer_key="wake_s", peer_name="a wake"),
+    Part("training", "sleep.training",
+         [Case(OURS, OURS, environment=DETERMINISTIC, needs="transformers")], [
+        at_best("GPT-2 asleep after each step: losses that differ, of 12", "differing", 0.0,
+                called="GPT-2 awake"),
+        at_best("GPT-2: host memory over live bytes", "host_share", 1.02, best=1.0,
+                called="live bytes"),
     ], FRESH, rounds=1),
     Part("turns", "sleep.turns", [Case(me, OURS, {"me": me}) for me in ("a", "b")], turn_rows,
-        ours=None, rounds=1,
-         together=True, conduct=take_turns_asleep),
+         ours=None, rounds=1, together=True, conduct=take_turns_asleep),
     settings={"gib": 20.0, "plain_gib": 5.0, "cycles": 6, "turn_gib": 8.0},
 )  # fmt: skip
 
@@ -726,12 +720,13 @@ def engine_rows(
     for case, more in variants.items():
         title, peer = engine + more, NATIVE_REGISTERED if case == REGISTERED else NATIVE
         judged = case != BARE  # for which no peer does the same
-        yield Row(f"{title}: losses, largest relative difference from native's", "", "",
-            deviations(rounds, case),
-                  again, max(again, default=0.0), "difference", peer_name=AGAIN)  # fmt: skip
-        tokens = 0.99 if judged else None
-        name = f"{title}: tokens"
-        yield Row(name, "tokens/s", "tokens_s", case, peer, tokens, "at_least", "beside")
+        name = f"{title}: losses, largest relative difference from native's"
+        most = max(again, default=0.0)
+        yield Row(
+            name, "", "", deviations(rounds, case), again, most, "difference", peer_name=AGAIN
+        )
+        yield Row(f"{title}: tokens", "tokens/s", "tokens_s", case, peer,
+                  0.99 if judged else None, "at_least", "beside")  # fmt: skip
         if column(rounds, case, "peak_reserved_mib"):
             goal = peak_goal(rounds) if judged else None
             yield Row(f"{title}: peak reserved", "MiB", "peak_reserved_mib", case, peer, goal)
@@ -743,24 +738,21 @@ def engine_part(engine: str) -> Part:
 
     def case(name: str, bare: bool = False, **env: str) -> Case:
         allocator = NATIVE if name.startswith(NATIVE) else OURS
-        return Case(
-            name,
-            allocator,
-            {"engine": engine, "bare": bare},
-            {**DETERMINISTIC, **NO_MULTICAST, **env},
-        )
+        environment = {**DETERMINISTIC, **NO_MULTICAST, **env}
+        return Case(name, allocator, {"engine": engine, "bare": bare}, environment)
 
     cases, variants = [case(NATIVE), case(OURS)], {OURS: ""}
     if engine == "fsdp2":
         cases.append(case(BARE, True, ESPER_ALLOC_USES="automatic"))
-        variants[BARE] = ", automatic uses, nothing kept"
+        variants[BARE] = BARE.removeprefix(OURS)
     cases.append(case(AGAIN))
     if engine == "tensor_parallel":
         cases += [case(NATIVE_REGISTERED, **REGISTER), case(REGISTERED, **REGISTER)]
-        variants[REGISTERED] = ", registered"
-    return Part(engine, "engines.measure", cases, partial(engine_rows, engine, variants), FRESH,
-        tight=True,
-                timeout=180.0, gpus=2, derive=before_and_after)  # fmt: skip
+        variants[REGISTERED] = REGISTERED.removeprefix(OURS)
+    return Part(
+        engine, "engines.measure", cases, partial(engine_rows, engine, variants), FRESH, tight=True,
+        timeout=180.0, gpus=2, derive=before_and_after,
+    )  # fmt: skip
 
 
 ENGINES = Topic(
@@ -783,15 +775,15 @@ GATHER = Topic(
                 peer_key=f"plain, {form}", peer_name=PLAIN)
             for form, times in FORMS.items()
         ),
-        Row("a batch, 64 x 32, reuse=2", "us", "ours, 64 x 32, reuse", OURS, OURS,
+        own(OURS, "a batch, 64 x 32, reuse=2", "us", "ours, 64 x 32, reuse",
             peer_key="ours, 64 x 32", peer_name="fresh memory"),
     ]),
 )  # fmt: skip
 NORMALIZE = Topic(
     "What does normalising observations cost, beside the plain PyTorch way of doing it?",
     Part("normalize", "helpers.normalize", of(NATIVE), workers=FRESH, ours=NATIVE, rows=[
-        Row(f"update_and_normalize, {size}", "us", f"update_and_normalize {size}", NATIVE, NATIVE,
-            goal, peer_key=f"plain {size}", peer_name="plain PyTorch")
+        own(NATIVE, f"update_and_normalize, {size}", "us", f"update_and_normalize {size}", goal,
+            peer_key=f"plain {size}", peer_name="plain PyTorch")
         for size, goal in (("64x64", 1 / 8), ("1024x128", 1 / 8), ("65536x64", 1 / 5))
     ]),
 )  # fmt: skip

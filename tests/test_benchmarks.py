@@ -96,6 +96,7 @@ def figures_of(part: Any, recorded: list[dict[str, Any]]) -> Any:
 #: which commit did. Some of earlier names are replaced when their topic is measured again.
 ANSWERED = {
     "auditor": ("host memory after 1,000,000 operators",),
+    "churn": ("^reserved / live, ",),
     "cifar_envs": ("16 environments on two GPUs",),
     "cudagraph_outputs": (
         "simulator fp32: sizes that fail", "simulator fp64: sizes that fail", "wrapper, esper_alloc",
@@ -115,7 +116,7 @@ ANSWERED = {
         "allocate, mark and free", "events ", "uses a stream", "memory taken by",
         "allocate and drop, unmarked", ", beside an event record",
     ),
-    "sleep": ("PPO in turns: device memory",),
+    "sleep": ("PPO in turns: device memory", "GPT-2: a sleep", ": a turn$"),
 }  # fmt: skip
 
 

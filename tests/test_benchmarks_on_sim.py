@@ -93,10 +93,8 @@ def test_churn_is_measured(library: Path, allocator: str) -> None:
     left_out = figures.pop("left_out")
     del figures["machine"]
     live = ("100 live blocks up to 8 MiB", "1,000 live blocks up to 8 MiB")
-    assert sorted(figures) == sorted(
-        f"{one}: {what}" for one in live for what in ("ns", "reserved")
-    )
-    assert all(figures[f"{one}: ns"] > 0 and figures[f"{one}: reserved"] >= 1 for one in live)
+    assert sorted(figures) == sorted(f"{one}: ns" for one in live)
+    assert all(ns > 0 for ns in figures.values())
     # 10,000 blocks are more than the simulated device has.
     assert list(left_out) == [f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")]
     assert all("are free" in why for why in left_out.values())
@@ -185,9 +183,8 @@ import loops
 loops.churn(100, 9.0, 20.0, 2.0, 1000, rounds=1, longest=1.0)
 count, longest = 20_000_000, float(sys.argv.pop(1))
 begin = time.monotonic()
-ns, live, reserved = loops.churn(100, 9.0, 20.0, 2.0, count, rounds=1, longest=longest)
-assert 0 < live < reserved and len(ns) == 1
-print(ns[0] * count / 1e9, time.monotonic() - begin)
+[ns] = loops.churn(100, 9.0, 20.0, 2.0, count, rounds=1, longest=longest)
+print(ns * count / 1e9, time.monotonic() - begin)
 """
 
 
