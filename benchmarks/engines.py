@@ -7,7 +7,6 @@ seeds, and deterministic algorithms are asked for.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import random
 import signal
@@ -21,8 +20,8 @@ from typing import Any
 import models
 import torch
 import torch.distributed as dist
-from common import ROOT, workers
-from measuring import choose_allocator, machine, memory_figures
+from common import workers
+from measuring import choose_allocator, example, machine, memory_figures
 from torch import nn
 from torch.nn import functional
 
@@ -83,8 +82,7 @@ def llama_step(options: How, rank: int) -> tuple[Step, int]:
             fully_shard(layer, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
         if options.bare:
-            sys.path.insert(0, str(ROOT / "examples"))
-            importlib.import_module("fsdp2").keep_nothing(model)
+            example("fsdp2").keep_nothing(model)
     optimizer = adam(model)
     schedule = lengths(options.steps, options.shortest, shape.longest)
     torch.manual_seed(100 + rank)  # other data everywhere

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from common import MIB, NATIVE, OURS, ROOT
-from measuring import machine, ms_a_step, use_allocator
+from common import MIB, NATIVE, OURS
+from measuring import example, machine, ms_a_step, use_allocator
 
 
 def need_kernels() -> None:
@@ -185,16 +184,14 @@ def plain_epoch(environments: Sequence[Any], batches: Iterator[Any]) -> int:
 def cifar_envs(allocator: str) -> dict[str, Any]:
     """ms a step (median over epochs), and the peak in MiB."""
     use_allocator(allocator)
-    sys.path.insert(0, str(ROOT / "examples"))
-    import cifar_envs as example
-
     from esper_alloc import GatherBatchIterator
 
+    code = example("cifar_envs")
     torch.manual_seed(0)
     images = torch.randn(ENV_SAMPLES, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 10, (ENV_SAMPLES,))
     columns = images.to("cuda:0"), labels.to("cuda:0")
-    environments = [example.Environment("cuda:0") for _ in range(ENVS)]
+    environments = [code.Environment("cuda:0") for _ in range(ENVS)]
     batches: Any = None
     if allocator == OURS:
         batches = GatherBatchIterator(
@@ -205,7 +202,7 @@ def cifar_envs(allocator: str) -> dict[str, Any]:
 
     def epoch() -> int:
         if batches is not None:
-            return example.train(environments, batches)
+            return code.train(environments, batches)
         order = torch.randperm(ENV_SAMPLES, generator=generator)
         return plain_epoch(environments, plain_batches(*columns, order, ENVS, ENV_SIZE))
 

@@ -88,21 +88,13 @@ def measure(allocator: str, job: str, small: bool = False) -> Iterator[dict[str,
         yield figures
 
 
-def segment_kinds() -> set[str]:
-    """The kinds of segments that PyTorch's allocator holds now."""
-    return {
-        "mapped" if one.get("is_expandable") else "classic" for one in torch.cuda.memory_snapshot()
-    }
-
-
 def check_segments(allocator: str) -> None:
-    """Raises where ours has taken segments, and none of the kind that the environment
-    asks for."""
+    """Raises where ours has taken segments, and none of the kind that the environment asks for."""
     wanted = os.environ.get("ESPER_ALLOC_SEGMENTS")
     if allocator != OURS or wanted is None:
         return
-    kinds = segment_kinds()
-    if kinds and wanted not in kinds:
+    expandable = {bool(one.get("is_expandable")) for one in torch.cuda.memory_snapshot()}
+    if expandable and (wanted == "mapped") not in expandable:
         raise RuntimeError(
             f"ESPER_ALLOC_SEGMENTS={wanted}, but no segment is {wanted}: this esper_alloc "
             "or this driver has no such segments"
@@ -112,10 +104,7 @@ def check_segments(allocator: str) -> None:
 def record(
     allocator: str, job: str, path: str, passes: int = 1, small: bool = False
 ) -> dict[str, Any]:
-    """So many passes with their history, which goes to `path`.
-
-    segments: the kind that was taken, mapped where there were both.
-    """
+    """So many passes with their history, which goes to `path`."""
     prepare(allocator, JOBS[job].strict)
     torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
     step = JOBS[job].make(small)
@@ -125,7 +114,7 @@ def record(
     torch.cuda.synchronize()
     check_segments(allocator)
     torch.cuda.memory._dump_snapshot(path)
-    return {"machine": machine(), "segments": max(segment_kinds()), **memory_figures()}
+    return {"machine": machine(), **memory_figures()}
 
 
 # --- little memory -----------------------------------------------------------
@@ -149,15 +138,12 @@ def trial(name: str, batch: int, small: bool) -> None:
     """Trains a new model for some steps of at most `batch` sequences."""
     torch.manual_seed(0)
     if name == "gpt2":
-        with torch.device("cuda"):
-            step = gpt2(small, 256)
-        for _ in range(3):
-            step(batch)
+        step, schedule = gpt2(small, 256), [(batch,)] * 3
     else:
         shape = SMALL if small else Shape(longest=512)
-        steps = llama_trainer(shape)
-        for sequences, length in varlen_schedule(12, batch, shape.longest):
-            steps(sequences, length)
+        step, schedule = llama_trainer(shape), varlen_schedule(12, batch, shape.longest)
+    for sizes in schedule:
+        step(*sizes)
     torch.cuda.synchronize()
 
 

@@ -10,6 +10,7 @@ import functools
 import math
 import os
 import shlex
+import statistics
 import subprocess
 import sysconfig
 import tempfile
@@ -99,12 +100,13 @@ def capi() -> int:
     return ctypes.pythonapi.PyCapsule_Import(c_char_p(load().loops_capi_name()), 0)
 
 
-def mark_costs(rounds: int, count: int) -> list[tuple[float, ...]]:
-    """ns a call of each round: cuEventRecord, esper_alloc_record_use, esper_record_use, and the
-    last of eight blocks."""
-    found = (c_double * (4 * rounds))()
+def mark_costs(rounds: int, count: int) -> dict[str, float]:
+    """ns a call, each the median of rounds in which these took turns."""
+    names = ("cuEventRecord", "esper_alloc_record_use", "esper_record_use", "eight blocks")
+    found = (c_double * (len(names) * rounds))()
     call("mark_costs", capi(), rounds, count, found)
-    return [tuple(found[4 * i : 4 * i + 4]) for i in range(rounds)]
+    columns = (found[i :: len(names)] for i in range(len(names)))
+    return {f"C, {name}": statistics.median(one) for name, one in zip(names, columns)}
 
 
 def churn(live: int, *how: float, rounds: int, longest: float) -> list[float]:

@@ -234,13 +234,6 @@ def beside_pending(count: int) -> float:
     return statistics.median(figures)
 
 
-def c_costs() -> dict[str, float]:
-    """ns a call, each the median of rounds in which the four took turns."""
-    names = ("cuEventRecord", "esper_alloc_record_use", "esper_record_use", "eight blocks")
-    columns = zip(*loops.mark_costs(C_ROUNDS, C_CALLS), strict=True)
-    return {f"C, {name}": statistics.median(one) for name, one in zip(names, columns, strict=True)}
-
-
 @torch.no_grad()
 def mark_costs(allocator: str) -> dict[str, Any]:
     """ns of each."""
@@ -278,7 +271,7 @@ def mark_costs(allocator: str) -> dict[str, Any]:
     for name, call in cases.items():
         figures[name] = nanoseconds(call) / (8 if "eight" in name else 1)
     if allocator == OURS:
-        figures.update(c_costs())
+        figures |= loops.mark_costs(C_ROUNDS, C_CALLS)
     for count in HELD_UP:  # last: they leave thousands of blocks behind
         figures[f"beside {count:,}"] = beside_pending(count)
     return {"machine": machine(), **figures}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from common import ASYNC, CAPTURE_REUSE, MIB, NATIVE, OURS, RMM, workers
+from common import ASYNC, CAPTURE_REUSE, MIB, NATIVE, OURS, RMM, ROOT, workers
 
 #: What each allocator needs in the environment before torch is imported.
 ENVIRONMENTS = {
@@ -29,7 +31,11 @@ def choose_allocator(name: str) -> None:
         if not esper_alloc.is_enabled():
             raise RuntimeError("esper_alloc.enable() returned, but it is not enabled")
     elif name == RMM:
-        _use_rmm()
+        import torch
+        from rmm.allocators.torch import rmm_torch_allocator
+
+        _make_rmm_pool()
+        torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
     elif name not in ENVIRONMENTS:
         raise ValueError(f"unknown allocator {name!r}; known: {', '.join(ENVIRONMENTS)}")
 
@@ -51,17 +57,8 @@ def use_allocator(name: str) -> None:
 _rmm: tuple[Any, Any] | None = None
 
 
-def _use_rmm() -> None:
-    """RMM's pool, growing from nothing."""
-    import torch
-    from rmm.allocators.torch import rmm_torch_allocator
-
-    _make_rmm_pool()
-    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
-
-
 def _make_rmm_pool() -> None:
-    """A new one, with RMM's own statistics above and below it."""
+    """A new one, which grows from nothing, with RMM's own statistics above and below it."""
     global _rmm
     import rmm
 
@@ -115,15 +112,21 @@ def device_used_mib() -> float:
     return (total - free) / MIB
 
 
+def nvidia_smi(query: str, *options: str) -> str | None:
+    """The first word of its answer; None where it gives none."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *options]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
+
+
 def nvidia_smi_used_mib() -> float | None:
     """The same as nvidia-smi says; None where it says nothing."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", gpu]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return float(done.stdout.split()[0])
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
-        return None
+    found = nvidia_smi("memory.used", "-i", gpu)
+    return float(found) if found and found.isdigit() else None
 
 
 def machine() -> dict[str, str]:
@@ -137,12 +140,13 @@ def machine() -> dict[str, str]:
 @functools.cache
 def driver_version() -> str:
     """As nvidia-smi says it, which takes long enough to ask once, before children are forked."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return done.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return "unknown"
+    return nvidia_smi("driver_version") or "unknown"
+
+
+def example(name: str) -> Any:
+    """A program of examples/, as a module."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    return importlib.import_module(name)
 
 
 def seconds_of(work: Callable[[], object]) -> float:

@@ -8,18 +8,16 @@ nothing.
 from __future__ import annotations
 
 import gc
-import importlib
 import itertools
 import random
 import statistics
-import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import MIB, OURS, ROOT
-from measuring import machine, median_ms, ms_a_step, use_allocator
+from common import MIB, OURS
+from measuring import example, machine, median_ms, ms_a_step, use_allocator
 from torch import nn
 
 
@@ -347,11 +345,6 @@ def overlap(allocator: str, marks: str, sizes: str, small: bool = False) -> dict
 
 
 # --- the code of the examples ------------------------------------------------
-def example(name: str) -> Any:
-    sys.path.insert(0, str(ROOT / "examples"))
-    return importlib.import_module(name)
-
-
 def differing(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> int:
     return sum(not torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
