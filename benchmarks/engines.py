@@ -155,20 +155,18 @@ def measure(
     bare: bool = False,
     small: bool = False,
 ) -> None:
-    """Becomes torchrun, which starts this command once for each GPU; or one rank of a variant, of
-    which the first one reports."""
+    """Becomes torchrun, which starts this command once for each GPU; or one rank, of which the
+    first one reports. bare: without what FSDP2 keeps for other streams; shortest: tokens."""
     if "RANK" not in os.environ:
         command = "-m torch.distributed.run --standalone --nproc-per-node".split()
         os.execv(sys.executable, [sys.executable, *command, str(RANKS), *sys.argv])
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with torchrun, which may be stopped
     options = How(engine, steps, shortest, device, bare, small or device == "cpu")
-    rank = int(os.environ["LOCAL_RANK"])
-    if options.device == "cuda":
+    rank, cuda = int(os.environ["LOCAL_RANK"]), device == "cuda"
+    if cuda:
         choose_allocator(allocator)  # before anything touches the GPU
         torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if options.device == "cuda" else "gloo", timeout=timedelta(seconds=PATIENCE_S)
-    )
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=PATIENCE_S))
     # Not warn_only: then the backward of flash attention would not repeat.
     torch.use_deterministic_algorithms(True)
     # Fresh memory is not filled: that would be work which no job has.
@@ -176,36 +174,30 @@ def measure(
     # cuDNN's attention does not repeat.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)  # the same model everywhere
-    make = tensor_parallel_step if options.engine == "tensor_parallel" else llama_step
+    make = tensor_parallel_step if engine == "tensor_parallel" else llama_step
     step, tokens = make(options, rank)
 
     def settle() -> float:
-        if options.device == "cuda":
+        if cuda:
             torch.cuda.synchronize()
         dist.barrier()
         return time.perf_counter()
 
-    begin = 0.0
-    losses = []
-    for number in range(options.steps):
-        if number == untimed(options.steps):
-            begin = settle()
-        losses.append(step(number))
+    losses = [step(number) for number in range(untimed(steps))]
+    begin = settle()
+    losses += [step(number) for number in range(untimed(steps), steps)]
     took = settle() - begin
-    figures = memory_figures() if options.device == "cuda" else {}
+    figures = memory_figures() if cuda else {}
     sums = torch.stack(losses).double()
     dist.all_reduce(sums)
     everywhere: list[Any] = [None] * RANKS
     dist.all_gather_object(everywhere, figures)
     if rank == 0:
         figures = {key: max(one[key] for one in everywhere) for key in figures}
-        about = machine() if options.device == "cuda" else {"gpu": "none"}
-        workers.report({
-            "machine": {**about, "gpu": f"{RANKS} x {about['gpu']}"},
-            "tokens_s": tokens / took,
-            "losses": [loss / RANKS for loss in sums.tolist()],
-            **figures,
-        })  # fmt: skip
+        about = machine() if cuda else {"gpu": "none"}
+        about["gpu"] = f"{RANKS} x {about['gpu']}"
+        losses = [loss / RANKS for loss in sums.tolist()]
+        workers.report({"machine": about, "tokens_s": tokens / took, "losses": losses, **figures})
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # threads of DDP and of gloo may end the way out by a signal
