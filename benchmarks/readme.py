@@ -210,24 +210,17 @@ def differences(shown: str, wanted: str) -> Iterator[str]:
 
 # --- the picture -------------------------------------------------------------
 def layers() -> dict[str, Any]:
-    """The newest row of pipeline.json that has memory by layer: a GPU's where there is one."""
-    row = find("pipeline", ACTIVE, RECORD_STREAM)
-    if row and "ours_by_layer" in row:
-        return row
-    return needed("pipeline", f"{ACTIVE}, simulated device", RECORD_STREAM)
+    """The row of pipeline.json that has memory by layer."""
+    return needed("pipeline", ACTIVE, RECORD_STREAM)
 
 
 def caption(row: dict[str, Any]) -> str:
     """What the picture says of itself."""
     run = row["run"]
     ours, peer = (figure(max(row[f"{side}_by_layer"])) for side in ("ours", "peer"))
-    how = (
-        "on the simulated device, where the host is ahead of all work"
-        if run["gpu"].startswith("none")
-        else f"on {run['gpu']}, torch {run['torch']}"
-    )
     return (
-        f"{len(row['ours_by_layer'])} layers, one after the other, {how}. "
+        f"{len(row['ours_by_layer'])} layers, one after the other, on {run['gpu']}, "
+        f"torch {run['torch']}. "
         f"After a layer at most {peer} MiB with record_stream, {ours} MiB with esper_alloc."
     )
 

@@ -6,9 +6,7 @@ rows the documents show stands in shown.py.
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +23,6 @@ from common import (
     OURS,
     PEERS,
     RMM,
-    ROOT,
     STAYS,
     Case,
     Options,
@@ -120,15 +117,11 @@ LARGE_BY_RECIPE = ((*STEP, 1.01, "mean_ratio"), (*ACTIVE, 512, "difference"), RE
 LARGE = "layers of 512 MiB"
 
 
-def by_layer(name: str, rounds: Rounds) -> Row:
-    """The peak beside record_stream's, and both by layer as the first round had them."""
+def pipeline_rows(rounds: Rounds, options: Options) -> list[Row]:
+    """The peak beside record_stream's has both by layer, as the first round had them."""
     both = [one for one in rounds if RECORD_USE in one and RECORD_STREAM in one][:1]
     sides = (("ours_by_layer", RECORD_USE), ("peer_by_layer", RECORD_STREAM))
-    more = {key: one[case]["by_layer"] for one in both for key, case in sides}
-    return Row(name, *ACTIVE[1:], RECORD_USE, RECORD_STREAM, more=more)
-
-
-def pipeline_rows(rounds: Rounds, options: Options) -> list[Row]:
+    by_layer = {key: one[case]["by_layer"] for one in both for key, case in sides}
     return [
         *beside(RECORD_USE, RECIPE, *BY_RECIPE),
         *beside(RECORD_USE, RECORD_STREAM, STEP, RESERVED, NONE_WRONG),
@@ -140,7 +133,7 @@ def pipeline_rows(rounds: Rounds, options: Options) -> list[Row]:
         *beside(TIGHT, RECIPE, BY_RECIPE[0], (*ACTIVE, 384, "ours"), title="allowance 64MiB: "),
         # The recipe as it stands, on ours beside on native.
         *beside(OURS_RECIPE, RECIPE, STEP, ACTIVE, RESERVED, title="recipe untouched: "),
-        by_layer(ACTIVE[0], rounds),
+        *beside(RECORD_USE, RECORD_STREAM, ACTIVE, more=by_layer),
     ]
 
 
@@ -154,29 +147,12 @@ LARGE_ROWS = [
 ]
 
 
-def on_sim(command: Any, part: Part, cases: Sequence[Case], *_: Any) -> Rounds:
-    """Once, in processes that have the simulated device for a driver."""
-    sys.path.insert(0, str(ROOT / "tests" / "shim"))
-    build = importlib.import_module("build")
-    with tempfile.TemporaryDirectory() as folder:
-        variables = build.environment(build.build(Path(folder)))
-        variables |= {"SIM_CAPACITY_MB": "32768", "SIM_MAPS_PAGES": "1"}
-        there = [
-            replace(case, environment={**variables, "ESPER_SIMULATED_ALLOCATOR": case.allocator})
-            for case in cases
-        ]
-        return command.measure(part, there, 1)
-
-
 PIPELINE = Topic(
     "What do weights take that are gathered on one stream, and used on another, as FSDP does?",
     Part("small", "streams.pipeline", told(PIPELINE_CASES, layers="small"), pipeline_rows,
         ours=RECORD_USE),
     Part("large", "streams.pipeline", told(PIPELINE_CASES, layers="large"), LARGE_ROWS,
         ours=RECORD_USE),
-    Part("simulated", "on_sim.pipeline", [MARKED[RECORD_STREAM], MARKED[RECORD_USE]],
-         lambda rounds, _: [by_layer(f"{ACTIVE[0]}, simulated device", rounds)],
-         workers=FRESH, ours=RECORD_USE, gpus=0, by_default=False, conduct=on_sim),
     rounds=6,
 )  # fmt: skip
 
