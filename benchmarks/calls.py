@@ -119,13 +119,9 @@ def traces() -> list[Path]:
     """The recorded jobs that come along, and those in $ESPER_TRACES: of two with the same
     name the first."""
     folders = [ROOT / "examples" / "traces", ROOT / "tests" / "traces"]
-    if os.environ.get("ESPER_TRACES"):
-        folders.append(Path(os.environ["ESPER_TRACES"]))
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*.pickle.gz")):
-            found.setdefault(path.name, path)
-    return list(found.values())
+    folders += [Path(one) for one in [os.environ.get("ESPER_TRACES")] if one]
+    paths = [path for folder in reversed(folders) for path in folder.glob("*.pickle.gz")]
+    return list({path.name: path for path in paths}.values())
 
 
 def run_figures(timed: Sequence[Run], prefix: str) -> dict[str, float]:

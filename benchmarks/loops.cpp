@@ -11,13 +11,13 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <random>
@@ -80,12 +80,12 @@ const esper_capi *checked(const void *address)
   return esper;
 }
 
-enum { BARE, PUBLIC, IMMORTAL, LIST, COSTS };
+enum { BARE, PUBLIC, IMMORTAL, COSTS };
 
 // A mark in C beside the driver's record, by turns in one process, each round's ns:
 // BARE a bare cuEventRecord; PUBLIC esper_alloc_record_use, which knows nothing of
 // the stream; IMMORTAL esper_record_use on a stream that lives for ever, as the
-// PyTorch part calls it; LIST the same for eight blocks at once.
+// PyTorch part calls it.
 void mark_costs(const esper_capi *esper, long rounds, long count, double *found)
 {
   auto side = c10::cuda::getStreamFromPool(false, 0);
@@ -99,9 +99,7 @@ void mark_costs(const esper_capi *esper, long rounds, long count, double *found)
   C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   esper_core *core = esper->instance();
   const esper_stream stream{side.stream(), 0, ESPER_STREAM_IMMORTAL};
-  std::array<const void *, 8> blocks;
-  for (auto &block : blocks)
-    block = allocator::raw_alloc(4096);
+  const void *block = allocator::raw_alloc(4096);
   auto timed_from_idle = [&](long calls, auto body) {
     C10_CUDA_CHECK(cudaStreamSynchronize(side.stream()));
     return timed(calls, body);
@@ -111,22 +109,17 @@ void mark_costs(const esper_capi *esper, long rounds, long count, double *found)
       if (record(event, side.stream()))
         throw std::runtime_error("cuEventRecord failed");
     });
-    costs[PUBLIC] = timed_from_idle(calls, [&] {
-      must(esper, esper->alloc_record_use(blocks[0], side.stream()));
-    });
+    costs[PUBLIC] =
+        timed_from_idle(calls, [&] { must(esper, esper->alloc_record_use(block, side.stream())); });
     costs[IMMORTAL] = timed_from_idle(calls, [&] {
-      must(esper, esper->record_use(core, blocks.data(), 1, stream, 0, nullptr));
-    });
-    costs[LIST] = timed_from_idle(calls, [&] {
-      must(esper, esper->record_use(core, blocks.data(), 8, stream, 0, nullptr));
+      must(esper, esper->record_use(core, &block, 1, stream, 0, nullptr));
     });
   };
   round(count / 10 + 1, found);
   for (long i = 0; i < rounds; i++)
     round(count, found + i * COSTS);
   C10_CUDA_CHECK(cudaStreamSynchronize(side));
-  for (auto block : blocks)
-    allocator::raw_delete(const_cast<void *>(block));
+  allocator::raw_delete(const_cast<void *>(block));
   C10_CUDA_CHECK(cudaEventDestroy(event));
 }
 
@@ -169,7 +162,6 @@ struct Run {
   bool handing; // the next thread frees what a thread allocated
   std::atomic<int> phase{WARMING};
   std::atomic<int> ready{0};
-  std::atomic<bool> failed{false};
   std::vector<std::unique_ptr<Ring>> rings; // one from each thread to the next
 };
 
@@ -221,41 +213,29 @@ double pairs_rate(int thread_count, size_t size, bool handing, long milliseconds
     streams.push_back(c10::cuda::getStreamFromPool(false, 0));
     run.rings.push_back(std::make_unique<Ring>());
   }
-  std::vector<uint64_t> pairs(size_t(thread_count) * LINE, 0); // each on a line of its own
-  std::vector<std::thread> threads;
-  for (int i = 0; i < thread_count; i++)
-    threads.emplace_back([&, i] {
-      try {
-        c10::cuda::CUDAStreamGuard guard(streams[size_t(i)]);
-        cudaFree(nullptr); // the thread has a context, as one that launches work has
-        run.ready++;
-        pairs[size_t(i) * LINE] = work(run, size_t(i));
-      } catch (const std::exception &) {
-        run.ready++;
-        run.failed = true;
-        run.phase = OVER;
-      }
-    });
+  std::vector<std::future<uint64_t>> threads;
+  for (size_t i = 0; i < streams.size(); i++)
+    threads.push_back(std::async(std::launch::async, [&, i] {
+      run.ready++;
+      c10::cuda::CUDAStreamGuard guard(streams[i]);
+      cudaFree(nullptr); // the thread has a context, as one that launches work has
+      return work(run, i);
+    }));
   while (run.ready < thread_count)
     std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds / 4 + 1));
-  int warming = WARMING;
-  run.phase.compare_exchange_strong(warming, COUNTING);
+  run.phase = COUNTING;
   const auto begin = Clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
   run.phase = OVER;
   const double took = nanoseconds_since(begin);
+  uint64_t pairs = 0;
   for (auto &thread : threads)
-    thread.join();
+    pairs += thread.get(); // throws what the thread threw
   for (auto &ring : run.rings)
     while (void *block = ring->take())
       allocator::raw_delete(block);
-  if (run.failed)
-    throw std::runtime_error("a thread failed to allocate");
-  uint64_t sum = 0;
-  for (uint64_t count : pairs)
-    sum += count;
-  return double(sum) / took * 1e3;
+  return double(pairs) / took * 1e3;
 }
 
 // --- among many live blocks ------------------------------------------------
@@ -283,15 +263,6 @@ private:
   size_t at_ = 0;
 };
 
-// The highest address first: a sorted list of what is free is searched from the front.
-void free_all(std::vector<void *> &blocks)
-{
-  std::sort(blocks.begin(), blocks.end(), std::greater<>());
-  for (void *block : blocks)
-    if (block)
-      allocator::raw_delete(block);
-}
-
 // Replaces the victims, for no more than `longest` seconds: ns of one replacement.
 double replace(std::vector<void *> &blocks, const std::vector<uint32_t> &victims, Sizes &sizes,
                double longest)
@@ -300,10 +271,8 @@ double replace(std::vector<void *> &blocks, const std::vector<uint32_t> &victims
   size_t made = 0;
   const auto begin = Clock::now();
   for (const uint32_t victim : victims) {
-    void *&block = blocks[victim];
-    allocator::raw_delete(block);
-    block = nullptr;
-    block = allocator::raw_alloc(sizes.next());
+    allocator::raw_delete(blocks[victim]);
+    blocks[victim] = allocator::raw_alloc(sizes.next());
     if (++made % LOOK == 0 && nanoseconds_since(begin) > longest * 1e9)
       break;
   }
@@ -311,27 +280,25 @@ double replace(std::vector<void *> &blocks, const std::vector<uint32_t> &victims
 }
 
 // A block drawn at random is freed and another size asked for in its place, `count` times in each
-// of the rounds, whose ns go to `ns`.
+// of the rounds, whose ns go to `ns`. Where memory runs out, blocks stay: the process is to end.
 void churn(size_t live, Sizes sizes, long count, int rounds, double longest, double *ns)
 {
   std::mt19937_64 random(7);
   std::vector<uint32_t> victims(static_cast<size_t>(count));
   std::vector<void *> blocks(live);
-  try {
-    for (void *&block : blocks)
-      block = allocator::raw_alloc(sizes.next());
-    for (int round = 0; round <= rounds; round++) {
-      for (auto &victim : victims)
-        victim = uint32_t(random() % live);
-      const double took = replace(blocks, victims, sizes, longest);
-      if (round) // in the first one memory comes from the device
-        ns[round - 1] = took;
-    }
-  } catch (...) {
-    free_all(blocks);
-    throw;
+  for (void *&block : blocks)
+    block = allocator::raw_alloc(sizes.next());
+  for (int round = 0; round <= rounds; round++) {
+    for (auto &victim : victims)
+      victim = uint32_t(random() % live);
+    const double took = replace(blocks, victims, sizes, longest);
+    if (round) // in the first one memory comes from the device
+      ns[round - 1] = took;
   }
-  free_all(blocks);
+  // The highest address first: a sorted list of what is free is searched from the front.
+  std::sort(blocks.begin(), blocks.end(), std::greater<>());
+  for (void *block : blocks)
+    allocator::raw_delete(block);
 }
 
 // --- a recorded job --------------------------------------------------------

@@ -102,7 +102,7 @@ def capi() -> int:
 
 def mark_costs(rounds: int, count: int) -> dict[str, float]:
     """ns a call, each the median of rounds in which these took turns."""
-    names = ("cuEventRecord", "esper_alloc_record_use", "esper_record_use", "eight blocks")
+    names = ("cuEventRecord", "esper_alloc_record_use", "esper_record_use")
     found = (c_double * (len(names) * rounds))()
     call("mark_costs", capi(), rounds, count, found)
     columns = (found[i :: len(names)] for i in range(len(names)))

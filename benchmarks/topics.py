@@ -515,13 +515,9 @@ def mark_rows() -> Iterator[Row]:
     for count in ("1,000", "10,000"):
         name = f"allocate beside {count} tensors that record_stream holds up"
         yield Row(name, "ns", f"beside {count}", OURS, NATIVE, 1.0)
-    for name, *limit in (
-        ("esper_alloc_record_use", 1.5),
-        ("esper_record_use", 1.5),
-        ("eight blocks",),
-    ):
-        bare = {"peer_key": "C, cuEventRecord", "peer_name": "cuEventRecord"}
-        yield own(OURS, f"C, {name}", "ns", f"C, {name}", *limit, **bare)
+    bare = {"peer_key": "C, cuEventRecord", "peer_name": "cuEventRecord"}
+    for name in ("C, esper_alloc_record_use", "C, esper_record_use"):
+        yield own(OURS, name, "ns", name, 1.5, **bare)
 
 
 RECORD_USE_COST = Topic(

@@ -115,7 +115,7 @@ ANSWERED = {
     "precision": ("of 20 tries, memory reused at once", ", allowance=0"),
     "record_use_cost": (
         "allocate, mark and free", "events ", "uses a stream", "memory taken by",
-        "allocate and drop, unmarked", ", beside an event record",
+        "allocate and drop, unmarked", ", beside an event record", "C, eight blocks",
     ),
     "sleep": ("PPO in turns: device memory", "GPT-2: a sleep", ": a turn$"),
 }  # fmt: skip
