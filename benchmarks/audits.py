@@ -16,6 +16,7 @@ from models import gpt2
 
 TURNS, STEPS = 7, 5
 PROGRAMS = ROOT / "tests" / "audit" / "programs.py"
+CORPUS = PROGRAMS.parent / "corpus"
 WARM_STEPS, TIMED_STEPS = 3, 10  # beside a fence
 
 
@@ -27,13 +28,6 @@ def corpus(*options: str) -> dict[str, Any]:
         raise RuntimeError(f"{PROGRAMS.name} failed:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def names() -> list[str]:
-    """The programs that both can run."""
-    folder = PROGRAMS.parent / "corpus"
-    all_names = sorted(str(path.relative_to(folder))[:-3] for path in folder.glob("*/*.py"))
-    return [name for name in all_names if not name.startswith("marked/")]
 
 
 def steps(allocator: str, small: bool = False) -> dict[str, Any]:
@@ -53,8 +47,11 @@ def steps(allocator: str, small: bool = False) -> dict[str, Any]:
 
 
 def programs(allocator: str) -> dict[str, Any]:
-    """What the auditor finds in the programs of the corpus, and torch.cuda._sanitizer."""
-    found = {"audit": corpus(*names()), "sanitizer": corpus("--sanitizer", *names())}
+    """What the auditor finds in the programs of the corpus, and torch.cuda._sanitizer, which knows
+    nothing of marks."""
+    paths = (path.relative_to(CORPUS) for path in CORPUS.glob("*/*.py"))
+    names = sorted(str(path.with_suffix("")) for path in paths if path.parts[0] != "marked")
+    found = {"audit": corpus(*names), "sanitizer": corpus("--sanitizer", *names)}
     return {"machine": machine(), **found}
 
 

@@ -249,18 +249,13 @@ def commit() -> str:
     named = os.environ.get("ESPER_COMMIT", "").strip()
     if named:
         return named
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        return done.stdout.strip()
-
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--abbrev=12"]
+    command += ["--dirty=+changes"]
     try:
-        head = git("rev-parse", "--short=12", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return head + ("+changes" if changed else "")
+    return done.stdout.strip()
 
 
 class Results:

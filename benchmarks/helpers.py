@@ -42,14 +42,6 @@ def plain_batches(
     return map(batch, range(0, len(order) - step + 1, step))
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    """Random images in channels_last and labels, on the GPU."""
-    torch.manual_seed(0)
-    images = torch.randn(SAMPLES, 3, 32, 32, device="cuda")
-    labels = torch.randint(0, 10, (SAMPLES,), device="cuda")
-    return images.contiguous(memory_format=torch.channels_last), labels
-
-
 def a_batch_us(
     begin_epoch: Callable[[], Iterator[Any]], epochs: int, marked: bool = False
 ) -> float:
@@ -75,7 +67,10 @@ def gather(allocator: str) -> dict[str, Any]:
     use_allocator(allocator)
     need_kernels()
     gc.disable()
-    images, labels = data()
+    torch.manual_seed(0)
+    images = torch.randn(SAMPLES, 3, 32, 32, device="cuda")
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 10, (SAMPLES,), device="cuda")
     if allocator == NATIVE:
         generator = torch.Generator().manual_seed(0)
 

@@ -57,13 +57,9 @@ SMALL = Shape(vocabulary=256, width=64, layers=2, heads=4, hidden=128, longest=1
 
 
 def llama(shape: Shape) -> torch.nn.Module:
-    """A Llama on the GPU: RMSNorm, rotary positions, SwiGLU, no biases.
-
-    model(ids, caches) takes int64 [batch, length] and gives logits [batch, length,
-    vocabulary]. `caches`, where given, is a list of (keys, values) for each layer,
-    which the call replaces by longer ones: the new positions are concatenated.
-    """
-
+    """A Llama on the GPU: model(ids, caches) takes int64 [batch, length] and gives logits [batch,
+    length, vocabulary]. `caches`, where given, is a list of (keys, values) for each layer, which
+    the call replaces by longer ones: the new positions are concatenated."""
     head = shape.width // shape.heads
     rates = 10000.0 ** (-torch.arange(0, head, 2, device=DEVICE).float() / head)
     angles = torch.arange(shape.longest, device=DEVICE).float()[:, None] * rates
@@ -177,24 +173,16 @@ def resnet50(small: bool) -> Callable[[], Any]:
     return lambda: step(*next(turns))
 
 
-#: Of llama_varlen: the most sequences of a batch, the shortest and the longest.
-MOST_SEQUENCES, SHORTEST, LONGEST = 6, 64, 2048
-
-
 def varlen_schedule(steps: int, sequences: int, longest: int) -> list[tuple[int, int]]:
-    """(batch, length) of each step; some step has the most of both."""
+    """(batch, length) of each step, of 64 tokens or more; some step has the most of both."""
     draw = random.Random(7)
-    drawn = [
-        (draw.randint(1, sequences), draw.randint(min(SHORTEST, longest), longest))
-        for _ in range(steps)
-    ]
+    drawn = [(draw.randint(1, sequences), draw.randint(64, longest)) for _ in range(steps)]
     drawn[steps * 2 // 3] = (sequences, longest)
     return drawn
 
 
 def llama_trainer(shape: Shape) -> Callable[[int, int], Any]:
     """step(batch, length): one training step, bf16 autocast, AdamW; gives the loss."""
-
     model = llama(shape).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     tokens = torch.randint(shape.vocabulary, (64, shape.longest), device=DEVICE)
@@ -220,9 +208,8 @@ def llama_varlen(small: bool) -> Step:
     """Training on batches of 1 to 6 sequences of 64 to 2048 tokens."""
     shape = SMALL if small else Shape()
     job = JOBS["llama_varlen"]
-    schedule = varlen_schedule(
-        *((job.small_steps, 2, shape.longest) if small else (job.steps, MOST_SEQUENCES, LONGEST))
-    )
+    steps, most = (job.small_steps, 2) if small else (job.steps, 6)
+    schedule = varlen_schedule(steps, most, shape.longest)
     step = llama_trainer(shape)
     return lambda number: step(*schedule[number])
 
@@ -252,7 +239,6 @@ def llama_decode(small: bool) -> Step:
 def ppo(small: bool) -> Step:
     """One iteration of PPO a step: 64 environments on the GPU, 128 steps of each,
     4 epochs of 4 minibatches, MLPs of 256; many small tensors."""
-
     environments, horizon, observed, actions = (4, 8, 8, 4) if small else (64, 128, 64, 8)
     width, epochs, minibatches, discount, trace = 16 if small else 256, 4, 4, 0.99, 0.95
 
@@ -295,9 +281,8 @@ def ppo(small: bool) -> Step:
                 gain = reward + discount * following - guess + discount * trace * gain
                 following = guess
                 gains.insert(0, gain)
-            seen, taken, before, guessed, gained = map(
-                torch.cat, (states, chosen, logs, values, gains)
-            )
+            all_of = (states, chosen, logs, values, gains)
+            seen, taken, before, guessed, gained = map(torch.cat, all_of)
             returns = gained + guessed
             gained = (gained - gained.mean()) / (gained.std() + 1e-8)
         total = torch.zeros((), device=DEVICE)
