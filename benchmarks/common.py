@@ -11,15 +11,15 @@ A result file, ``benchmarks/results/<topic>.json``::
                "mean_ratio", "interval"}]}
 
 ``ours`` and ``peer`` are medians over the rounds of one command on one GPU, the ranges are the
-smallest and largest. ``goal`` is the largest value that satisfies us of what ``judged`` names: the
-``ratio`` (without a ratio, ``ours``), ``ours``, the ``difference`` ours - peer, or the
-``mean_ratio``; of ``at_least`` it is the smallest ratio that does. It is null where a row is there
-for the record only. ``no_worse`` bounds the low end of the ``interval``: nothing shows that ours is
-more, and the interval is narrow enough to have shown it (at most 0.05 either way). ``no_more``
-bounds the ``mean_ratio``, and lets the high end of the ``interval`` be 0.02 above. ``mean_ratio``
-is the mean of the rounds' ratios and ``interval`` its 95% confidence interval (Student's t), where
-both sides were measured in the same rounds. ``left_out`` names peers that could not be measured,
-and why. A later run replaces the rows it measured again.
+smallest and largest. Where both sides were measured in the same rounds, ``mean_ratio`` is the mean
+of the rounds' ratios and ``interval`` its 95% confidence interval (Student's t). ``left_out`` names
+peers that could not be measured, and why. A later run replaces the rows it measured again.
+
+``goal`` is the largest value that satisfies us of what ``judged`` names: the ``ratio`` (without a
+ratio, ``ours``), ``ours``, the ``difference`` ours - peer, or the ``mean_ratio``; of ``at_least``
+it is the smallest ratio that does. Without a goal a row is there for the record. ``no_worse``
+bounds the low end of the ``interval``, which must be narrow enough to have shown more (at most 0.05
+either way). ``no_more`` bounds the ``mean_ratio``, and lets the high end be 0.02 above.
 """
 
 from __future__ import annotations
@@ -326,8 +326,6 @@ class Results:
     def save(self) -> bool:
         """Writes the file and prints the rows; False when a goal was missed or
         could not be judged."""
-        if self.run is None:
-            raise RuntimeError("describe() the machine before saving")
         self.write()
         print_table(self.rows, self.run)
         return self.complete and all(row["met"] is not False for row in self.rows)

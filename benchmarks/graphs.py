@@ -57,7 +57,7 @@ def milliseconds(run: Run, inputs: list[Any], count: int, wait: Any) -> float:
 
 
 def measure_size(size: int, device: str, dtype: torch.dtype, iterations: int) -> dict[str, float]:
-    """Median ms a run of each variant, and bytes copied."""
+    """Median ms a run of each variant."""
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     torch._dynamo.reset()  # of the sizes before: there is a limit to recompilation
     angles = [[0.001 * turn, -0.002 * turn] for turn in range(8)]
@@ -74,13 +74,7 @@ def measure_size(size: int, device: str, dtype: torch.dtype, iterations: int) ->
         for _ in range(iterations * BLOCKS):
             for name, run in made.items():
                 times[name].append(milliseconds(run, inputs, counts[name], wait))
-        figures = {name: statistics.median(found) for name, found in times.items()}
-        if "graphs" in made:
-            before = made["graphs"].counts.bytes
-            image = made["graphs"](inputs[0])
-            figures["bytes"] = made["graphs"].counts.bytes - before
-            figures["image bytes"] = image.numel() * image.element_size()
-    return figures
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def measure(

@@ -23,24 +23,18 @@ def title_of(job: str, segments: str | None) -> str:
 
 
 def passes(measured: Rounds) -> Rounds:
-    """Rounds without the first pass. Each has the peaks of the whole process, the device_calls of
-    its own pass, and the first of them the first pass's step time as first_step_ms."""
+    """Rounds without the first pass. Each has the peaks of the whole process, and the first of them
+    the first pass's step time as first_step_ms."""
     if len(measured) < 2:
         return []
     warm_up, *later = measured
-    rounds: Rounds = []
-    calls = {case: figures.get("device_calls", 0) for case, figures in warm_up.items()}
-    for number, one in enumerate(later):
-        rounds.append({})
+    rounds = [{case: dict(figures) for case, figures in one.items()} for one in later]
+    for one in rounds:
         for case, figures in one.items():
-            peaks = {key: measured[-1].get(case, figures)[key] for key in PEAKS}
-            found = rounds[-1][case] = {**figures, **peaks}
-            if "device_calls" in figures:
-                found["device_calls"] -= calls[case]
-                calls[case] = figures["device_calls"]
-            if number == 0:
-                found |= {key: warm_up[case].get(key) for key in ONCE}
-                found["first_step_ms"] = warm_up[case]["step_ms"]
+            figures |= {key: measured[-1].get(case, figures)[key] for key in PEAKS}
+    for case, found in rounds[0].items():
+        found |= {key: warm_up[case].get(key) for key in ONCE}
+        found["first_step_ms"] = warm_up[case]["step_ms"]
     return rounds
 
 
@@ -102,8 +96,6 @@ def job_rows(job: str, by_place: bool, rounds: Rounds, options: Options) -> Iter
             name, slower = f"{over}, within native's own spread", max(means[NATIVE], means[AGAIN])
             yield Row(name, "ms", "", means[OURS], slower, 1.0, peer_name="native's slower run")
     yield Row(f"{title}: peak allocated", "MiB", "peak_allocated_mib", OURS, LEAST)
-    changes = f"{title}: changes of reserved memory in a later pass"
-    yield Row(changes, "changes", "device_calls", OURS, NATIVE)
     for name, key in (
         ("device memory in use beyond reserved", "beyond_reserved_mib"),
         ("nvidia-smi's memory in use beyond reserved", "smi_beyond_reserved_mib"),

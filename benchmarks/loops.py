@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sysconfig
 import tempfile
-from array import array
 from collections.abc import Sequence
 from ctypes import c_char_p, c_double, c_int, c_long, c_size_t, c_uint32, c_void_p
 from hashlib import sha256
@@ -121,7 +120,8 @@ def times_ns(packed: bytes, slots: int, streams: int) -> tuple[Sequence[int], Se
     """ns of each malloc of a recorded job, and of each free."""
     count = len(packed) // OPERATION
     times = (c_uint32 * count)()
-    mallocs = int(call("times_ns", bytes(packed), count, slots, streams, times))
-    frees = sum(packed[i] in (1, 2) for i in range(0, len(packed), OPERATION))
-    both = array("I", bytes(times))
-    return both[:mallocs], both[mallocs : mallocs + frees]
+    call("times_ns", bytes(packed), count, slots, streams, times)
+    of_codes = list(zip(packed[::OPERATION], times))  # the first byte is the code
+    return [ns for code, ns in of_codes if code == 0], [
+        ns for code, ns in of_codes if code in (1, 2)
+    ]

@@ -80,9 +80,8 @@ def empty_cache() -> None:
 
 
 def memory_figures() -> dict[str, float]:
-    """MiB of this process, by its allocator: allocated and reserved at the most,
-    reserved now, and tries of malloc that needed a second one; device_calls: how often
-    memory was taken of the device or given back, or moved."""
+    """MiB of this process, by its allocator: allocated and reserved at the most, reserved now, and
+    tries of malloc that needed a second one."""
     import torch
 
     if _rmm is not None:
@@ -92,15 +91,12 @@ def memory_figures() -> dict[str, float]:
             "peak_reserved_mib": below.peak_bytes / MIB,
             "reserved_mib": below.current_bytes / MIB,
             "retries": 0,
-            "device_calls": 0,
         }
-    stats = torch.cuda.memory_stats()
     return {
         "peak_allocated_mib": torch.cuda.max_memory_allocated() / MIB,
         "peak_reserved_mib": torch.cuda.max_memory_reserved() / MIB,
         "reserved_mib": torch.cuda.memory_reserved() / MIB,
-        "retries": stats.get("num_alloc_retries", 0),
-        "device_calls": stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0),
+        "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
     }
 
 

@@ -265,24 +265,21 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing, name what is stale")
     check = parser.parse_args().check
-    stale = 0
+    stale = []
     for name, figures in DOCUMENTS.items():
         text = (ROOT / name).read_text()
         wanted = filled(text, figures())
         if check:
-            for difference in differences(text, wanted):
-                print(f"{name}: {difference}")
-            stale += wanted != text
+            stale += [f"{name}: {difference}" for difference in differences(text, wanted)]
         else:
             (ROOT / name).write_text(wanted)
     row, picture = layers(), RESULTS / PICTURE
     if check:
         if not picture.exists() or caption(row) not in picture.read_text():
-            print(f"{PICTURE}: shows other figures than: {caption(row)}")
-            stale += 1
+            stale.append(f"{PICTURE}: shows other figures than: {caption(row)}")
         if stale:
-            print("run benchmarks/readme.py")
-        return int(stale > 0)
+            print(*stale, "run benchmarks/readme.py", sep="\n")
+        return int(bool(stale))
     try:
         draw(row, picture)
     except ImportError:

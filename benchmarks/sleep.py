@@ -53,10 +53,9 @@ def make_graphs() -> list[tuple[Any, Any, Any, Any]]:
 class PlainCopy:
     """As many bytes out and in again, through `room` bytes of pinned memory, piece by piece.
 
-    Pinning takes far longer than copying, so there is less of it than of tensors. That makes the
-    copies no faster as long as it is several times as large as the processor's caches, 1 GiB at
-    most: by the time that a piece has its turn again, the others have taken its place there. It is
-    pinned in chunks as large as those of sleep, by the same thread, so it lies as near to the GPU.
+    Pinning takes far longer than copying, so there is less of it than of tensors, but several times
+    as much as the processor's caches hold. It is pinned in chunks as large as those of sleep, by the
+    same thread, so it lies as near to the GPU.
     """
 
     def __init__(self, size: int, room: int) -> None:
