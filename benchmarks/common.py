@@ -381,7 +381,4 @@ def print_table(rows: Rows, run: Mapping[str, Any] | None = None) -> None:
 
 
 def installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
+    return importlib.util.find_spec(package) is not None

@@ -13,8 +13,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import models
@@ -31,18 +31,8 @@ PATIENCE_S = 180.0  # for one variant
 LARGE = models.Shape(width=2048, layers=16, heads=16, hidden=8192)
 
 
-@dataclass(frozen=True)
-class How:
-    """bare: without what FSDP2 keeps for other streams; shortest: tokens of a sequence."""
-
-    engine: str
-    steps: int
-    shortest: int
-    device: str
-    bare: bool
-    small: bool
-
-
+#: What measure() was asked.
+How = SimpleNamespace
 #: Enqueues a step and gives its loss, by its number.
 Step = Callable[[int], torch.Tensor]
 
@@ -161,7 +151,8 @@ def measure(
         command = "-m torch.distributed.run --standalone --nproc-per-node".split()
         os.execv(sys.executable, [sys.executable, *command, str(RANKS), *sys.argv])
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with torchrun, which may be stopped
-    options = How(engine, steps, shortest, device, bare, small or device == "cpu")
+    options = How(engine=engine, steps=steps, shortest=shortest, device=device, bare=bare,
+                  small=small or device == "cpu")  # fmt: skip
     rank, cuda = int(os.environ["LOCAL_RANK"]), device == "cuda"
     if cuda:
         choose_allocator(allocator)  # before anything touches the GPU

@@ -14,11 +14,14 @@ from common import MIB, NATIVE, OURS
 from measuring import example, machine, ms_a_step, use_allocator
 
 
-def need_kernels() -> None:
+def prepare(allocator: str) -> None:
+    """The allocator, and kernels, without which there is nothing to measure."""
+    use_allocator(allocator)
     from esper_alloc.helpers import kernels
 
     if not kernels.usable(0):
         raise RuntimeError("the kernels cannot run here: there is nothing to measure")
+    gc.disable()
 
 
 # --- gathered batches, in CIFAR's shapes -------------------------------------
@@ -64,9 +67,7 @@ def a_batch_us(
 
 def gather(allocator: str) -> dict[str, Any]:
     """us a batch: of ours under ours, of plain PyTorch under native."""
-    use_allocator(allocator)
-    need_kernels()
-    gc.disable()
+    prepare(allocator)
     torch.manual_seed(0)
     images = torch.randn(SAMPLES, 3, 32, 32, device="cuda")
     images = images.contiguous(memory_format=torch.channels_last)
@@ -127,31 +128,27 @@ class Plain:
 
 def normalize(allocator: str) -> dict[str, Any]:
     """Median us of each, in turn."""
-    use_allocator(allocator)
+    prepare(allocator)
     from esper_alloc import RunningMeanStd
 
-    need_kernels()
     figures: dict[str, Any] = {}
-    gc.disable()
     for rows, features in NORMALIZED:
         x = torch.randn(rows, features, device="cuda")
         ours, plain = RunningMeanStd(features, device="cuda"), Plain(features)
 
-        def plain_both(x: torch.Tensor = x, plain: Plain = plain) -> None:
+        def plain_both() -> None:
             plain.update(x)
             plain.normalize(x)
 
-        calls = {
-            "update_and_normalize": lambda: ours.update_and_normalize(x),
-            "plain": plain_both,
-        }
-        us: dict[str, list[float]] = {name: [] for name in calls}
-        for call in calls.values():
+        both = {"update_and_normalize": lambda: ours.update_and_normalize(x), "plain": plain_both}
+        for call in both.values():
             ms_a_step(call, 50)  # to warm up
-        for _ in range(REPEATS):
-            for name, call in calls.items():
-                us[name].append(ms_a_step(call, CALLS) * 1e3)
-        figures |= {f"{name} {rows}x{features}": statistics.median(us[name]) for name in us}
+        turns = [
+            {name: ms_a_step(both[name], CALLS) * 1e3 for name in both} for _ in range(REPEATS)
+        ]
+        for name in both:
+            us = statistics.median(one[name] for one in turns)
+            figures[f"{name} {rows}x{features}"] = us
     return {"machine": machine(), **figures}
 
 

@@ -87,10 +87,6 @@ def verdict(row: dict[str, Any]) -> str:
     return f" ({said})" if said else ""
 
 
-def machine(run: dict[str, Any]) -> str:
-    return f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}"
-
-
 def few_rows() -> str:
     lines = ["| measured | esper_alloc | PyTorch | its figure | ratio |", "|---|---|---|---|---|"]
     gpus = set()
@@ -168,7 +164,8 @@ def all_rows() -> str:
         lines += text
         for topic, row in rows:
             run = row["run"]
-            days = builds.setdefault(machine(run), {})
+            machine = f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}"
+            days = builds.setdefault(machine, {})
             days.setdefault(run["time"][:10], set()).add(run["commit"])
             for one in run.get("left_out", {}).items():
                 left_out.setdefault(one, set()).add(topic)

@@ -122,12 +122,7 @@ class Command:
         return found[1:]  # without what starting them said
 
     def measure_fresh(
-        self,
-        part: Part,
-        commands: Mapping[str, tuple[list[str], dict[str, str]]],
-        rounds: int,
-        seconds: float,
-        each: Callable[[Rounds], object],
+        self, part: Part, commands: Mapping[str, Any], rounds: int, seconds: float, each: Any
     ) -> Rounds:
         begin, longest = time.monotonic(), 0.0
 

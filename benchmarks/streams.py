@@ -81,12 +81,9 @@ BLOCKS = 10  # of TIMED_STEPS steps each
 
 
 class Pipeline:
-    """The shards, the two streams, and one step over them, as FSDP's.
-
-    Each layer's weight is concatenated from two shards on a communication stream, layer i+1's
-    before layer i is used. The compute stream waits for it, computes x = tanh(x @ w) and drops
-    the weight.
-    """
+    """As FSDP's: each layer's weight is concatenated from two shards on a communication stream,
+    layer i+1's before layer i is used. The compute stream waits for it, computes x = tanh(x @ w)
+    and drops the weight."""
 
     def __init__(self, marks: str, layers: int, width: int, rows: int) -> None:
         self.compute = torch.cuda.current_stream()
@@ -183,13 +180,8 @@ def pipeline(allocator: str, marks: str, layers: str, small: bool = False) -> di
         torch.cuda.synchronize()
         for _ in range(CHECKED_STEPS):
             wrong += (job.step() != wanted).sum()
-        return {
-            "machine": machine(),
-            "step_ms": statistics.median(times),
-            **peaks,
-            "by_layer": by_layer,
-            "wrong": int(wrong),
-        }
+        figures = {"step_ms": statistics.median(times), "by_layer": by_layer, "wrong": int(wrong)}
+    return {"machine": machine(), **figures, **peaks}
 
 
 # --- batches, copied on a stream of their own --------------------------------
@@ -200,12 +192,9 @@ BATCH_SHAPE, SMALL_BATCH = (4096, 8192), (256, 512)  # in bf16: 64 MiB
 
 
 class Prefetch:
-    """Batches in pinned memory, two streams, and the work on a batch.
-
-    Each batch is allocated and filled on a copy stream, two batches ahead of the compute stream,
-    which waits for it, reads it first and last in its step, and drops it. By hand the copy stream
-    waits for the compute stream before each copy.
-    """
+    """Each batch is allocated on a copy stream and filled from pinned memory, two batches ahead of
+    the compute stream, which waits for it, reads it first and last in its step, and drops it. By
+    hand the copy stream waits for the compute stream before each copy."""
 
     def __init__(self, marks: str, layers: int, rows: int, width: int) -> None:
         self.marks = marks
@@ -213,10 +202,8 @@ class Prefetch:
         self.copy = torch.cuda.Stream()
         shape = (rows, width)
         random = torch.Generator().manual_seed(1)
-        self.pinned = []
-        for _ in range(PINNED):
-            host = torch.empty(shape, dtype=torch.bfloat16, pin_memory=True)
-            self.pinned.append(host.copy_(torch.randn(shape, generator=random)))
+        numbers = (torch.randn(shape, generator=random) for _ in range(PINNED))
+        self.pinned = [one.to(torch.bfloat16).pin_memory() for one in numbers]
         scale = 1.5 / width**0.5
         self.weights = [
             torch.randn((width, width), device="cuda", dtype=torch.bfloat16).mul_(scale)
@@ -287,12 +274,9 @@ OVERLAP_BLOCKS = 3
 
 
 class Overlap:
-    """The streams, the host's memory, and one step over them.
-
-    A tensor is copied in on one stream, matrix products run over it on a second, and the result
+    """A tensor is copied in on one stream, matrix products run over it on a second, and the result
     is copied out on a third. Each tensor is marked where it is used last, and dropped at once. The
-    host waits after each step. Sizes are drawn anew for each batch, the same for everybody.
-    """
+    host waits after each step. Sizes are drawn anew for each batch, the same for everybody."""
 
     def __init__(self, marks: str, least: int, most: int, computing: int) -> None:
         self.least, self.most, self.marks = least, most, marks
