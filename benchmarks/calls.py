@@ -37,11 +37,11 @@ def pairs(allocator: str) -> dict[str, Any]:
         for name, size in (("512 B", 512), ("1 MiB", 1 << 20), ("64 MiB", 64 << 20))
     }
     timed["torch.empty and drop, 4 KiB"] = empty_ns
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"machine": machine()}
     for name, ns in timed.items():
         ns(5000)
         figures[name] = statistics.median(ns(20000) for _ in range(15))
-    return {"machine": machine(), **figures}
+    return figures
 
 
 # --- from many threads -------------------------------------------------------
@@ -162,12 +162,9 @@ def malloc_times(allocator: str, files: Sequence[str] = (), cold: bool = False) 
     warm_... the same again, with the memory that is there."""
     use_allocator(allocator)
     torch.zeros(1, device="cuda")
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"machine": machine()}
     for name, job in whole_jobs(*files).items():
-
-        def run(job: Any = job) -> Run:
-            return loops.times_ns(job.packed, job.slots, max(job.streams, 1))
-
+        run = partial(loops.times_ns, job.packed, job.slots, max(job.streams, 1))
         whole = []
         for _ in range(REPETITIONS):
             torch.cuda.synchronize()
@@ -178,4 +175,4 @@ def malloc_times(allocator: str, files: Sequence[str] = (), cold: bool = False) 
             found |= run_figures([run() for _ in range(REPETITIONS)], "warm")
         empty_cache()
         figures |= {f"{name}: {key}": value for key, value in found.items()}
-    return {"machine": machine(), **figures}
+    return figures

@@ -1,9 +1,9 @@
 """The models that jobs train and serve, with random weights: nothing is downloaded.
 
-docs/benchmarks.md says what the jobs are. Each is a *schedule* of steps that is gone through several
-times. What a step computes depends on its number, the steps before it and the seed alone, so every
-allocator gets the same sequence of requests, and the outputs of the same pass can be compared bit
-for bit.
+docs/benchmarks.md says what the jobs are. Each is a *schedule* of steps that is gone through
+several times. What a step computes depends on its number, the steps before it and the seed alone,
+so every allocator gets the same sequence of requests, and the outputs of the same pass can be
+compared bit for bit.
 
 In moe, resolutions, serving and packed no step has the sizes of another. Everything there is drawn
 from generators of a fixed seed that go on from pass to pass. What is drawn never depends on what

@@ -2,7 +2,7 @@
 
 It talks to the CUDA driver alone, so that it starts at once. For each line `leave BYTES` it takes
 memory until at most so many bytes of the device are free, or gives some back until about so many
-are, and answers `holds BYTES`. Its end gives all back.
+are, and answers `holds BYTES`.
 """
 
 from __future__ import annotations

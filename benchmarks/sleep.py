@@ -54,8 +54,8 @@ class PlainCopy:
     """As many bytes out and in again, through `room` bytes of pinned memory, piece by piece.
 
     Pinning takes far longer than copying, so there is less of it than of tensors, but several times
-    as much as the processor's caches hold. It is pinned in chunks as large as those of sleep, by the
-    same thread, so it lies as near to the GPU.
+    as much as the processor's caches hold. It is pinned in chunks as large as those of sleep, by
+    the same thread, so it lies as near to the GPU.
     """
 
     def __init__(self, size: int, room: int) -> None:

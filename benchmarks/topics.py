@@ -607,7 +607,8 @@ BANDWIDTH_ROWS = [
         peer_name="giving free memory back"),
     at_best("device memory left asleep", "left_mib", 64.0, "MiB"),
     at_best("host memory over live bytes", "host_share", 1.02, best=1.0, called="live bytes"),
-    own(OURS, "wake after keep='nothing'", "s", "nothing_wake_s", peer_key="a_gib_s", peer_name=A_GIB),
+    own(OURS, "wake after keep='nothing'", "s", "nothing_wake_s", peer_key="a_gib_s",
+        peer_name=A_GIB),
     own(OURS, "first sleep, which pins host memory", "s", "first_sleep_s", peer_key="a_gib_s",
         peer_name=A_GIB),
     *beside(OURS, SAVER, ("sleep", "GiB/s", "sleep_gib_s"), ("wake", "GiB/s", "wake_gib_s"),
@@ -692,9 +693,7 @@ def engine_rows(
         judged = case != BARE  # for which no peer does the same
         name = f"{title}: losses, largest relative difference from native's"
         most = max(again, default=0.0)
-        yield Row(
-            name, "", "", deviations(rounds, case), again, most, "difference", peer_name=AGAIN
-        )
+        yield Row(name, "", "", deviations(rounds, case), again, most, "difference", "", AGAIN)
         yield Row(f"{title}: tokens", "tokens/s", "tokens_s", case, peer,
                   0.99 if judged else None, "at_least", "beside")  # fmt: skip
         if column(rounds, case, "peak_reserved_mib"):
@@ -764,32 +763,36 @@ CIFAR_ENVS = Topic(
         title="16 environments on one GPU: ", peer_name=PLAIN,
     )),
 )  # fmt: skip
-WRAPPED, DTYPES = "graphs with the wrapper", ("fp32", "fp64")
+DTYPES = ("fp32", "fp64")
 
 
-def graph_rows(kind: str, rounds: Rounds, options: Options) -> Iterator[Row]:
-    compared: list[tuple[Any, ...]] = [
-        (WRAPPED, "graphs", "eager", "eager"),
-        (WRAPPED, "graphs", "compiled", "compiled without graphs"),
+#: On each device: the name, ours and the peer, the peer's name, and perhaps a goal.
+COMPARED: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "cuda": (
+        ("graphs with the wrapper", "graphs", "eager", "eager"),
+        ("graphs with the wrapper", "graphs", "compiled", "compiled without graphs"),
         ("compiled without graphs", "compiled", "eager", "eager"),
-    ]
-    if kind == "cpu":
-        compared = [
-            ("CPU, with the wrapper", "wrapped", "compiled", "without it", 1.05),
-            ("CPU, compiled", "compiled", "eager", "eager"),
-        ]
+    ),
+    "cpu": (
+        ("CPU, with the wrapper", "wrapped", "compiled", "without it", 1.05),
+        ("CPU, compiled", "compiled", "eager", "eager"),
+    ),
+}
+
+
+def graph_rows(device: str, rounds: Rounds, options: Options) -> Iterator[Row]:
     for dtype in DTYPES:
         for size in options.settings["sizes"]:
-            for name, ours, peer, where, *goal in compared:
+            for name, ours, peer, where, *goal in COMPARED[device]:
                 keys = {"peer_key": f"{size}: {peer}", "peer_name": where}
                 name = f"simulator {dtype}, {size} x {size}: {name}"
                 yield own(dtype, name, "ms", f"{size}: {ours}", *goal, **keys)
 
 
-def graph_part(kind: str, **more: Any) -> Part:
-    cases = [Case(one, NATIVE, {"dtype": one, "device": kind}) for one in DTYPES]
-    rows = partial(graph_rows, kind)
-    return Part(kind, "graphs.measure", cases, rows, FRESH, ours=None, timeout=400.0, **more)
+def graph_part(device: str, **more: Any) -> Part:
+    cases = [Case(one, NATIVE, {"dtype": one, "device": device}) for one in DTYPES]
+    rows = partial(graph_rows, device)
+    return Part(device, "graphs.measure", cases, rows, FRESH, ours=None, timeout=400.0, **more)
 
 
 CUDAGRAPH_OUTPUTS = Topic(
