@@ -94,11 +94,7 @@ def llama_step(options: How, rank: int) -> tuple[Step, int]:
 def tensor_parallel_step(options: How, rank: int) -> tuple[Step, int]:
     """Residual perceptrons, the first layer of each split by columns, the second by rows."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import parallel
 
     width, blocks, batch = (64, 2, 32) if options.small else (4096, 8, 4096)
 
@@ -116,7 +112,8 @@ def tensor_parallel_step(options: How, rank: int) -> tuple[Step, int]:
         model = nn.Sequential(*(Block() for _ in range(blocks))).to(torch.bfloat16)
     mesh = init_device_mesh(options.device, (RANKS,))
     for block in model:
-        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        plan = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+        parallel.parallelize_module(block, mesh, plan)
     optimizer = adam(model)
     inputs = torch.randn(4, batch, width, device=options.device, dtype=torch.bfloat16)
 

@@ -99,8 +99,7 @@ def gather(allocator: str) -> dict[str, Any]:
 
 # --- normalised observations -------------------------------------------------
 NORMALIZED = ((64, 64), (1024, 128), (65536, 64))  # rows and features
-REPEATS = 11
-CALLS = 500
+REPEATS, CALLS = 11, 500
 
 
 class Plain:
@@ -153,8 +152,7 @@ def normalize(allocator: str) -> dict[str, Any]:
 
 
 # --- a training loop with 16 environments on streams -------------------------
-ENVS, ENV_SIZE, ENV_SAMPLES = 16, 64, 20_480
-EPOCHS = 6
+ENVS, ENV_SIZE, ENV_SAMPLES, EPOCHS = 16, 64, 20_480, 6
 
 
 def plain_epoch(environments: Sequence[Any], batches: Iterator[Any]) -> int:
@@ -184,7 +182,6 @@ def cifar_envs(allocator: str) -> dict[str, Any]:
     labels = torch.randint(0, 10, (ENV_SAMPLES,))
     columns = images.to("cuda:0"), labels.to("cuda:0")
     environments = [code.Environment("cuda:0") for _ in range(ENVS)]
-    batches: Any = None
     if allocator == OURS:
         batches = GatherBatchIterator(
             *columns, batch_size_per_env=ENV_SIZE, n_envs=ENVS, env_devices=["cuda:0"] * ENVS,
@@ -193,7 +190,7 @@ def cifar_envs(allocator: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
 
     def epoch() -> int:
-        if batches is not None:
+        if allocator == OURS:
             return code.train(environments, batches)
         order = torch.randperm(ENV_SAMPLES, generator=generator)
         return plain_epoch(environments, plain_batches(*columns, order, ENVS, ENV_SIZE))

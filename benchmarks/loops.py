@@ -21,9 +21,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 CSRC = SOURCE.parents[1] / "csrc"
-HEADERS = [
-    CSRC / name for name in ("python/capi.h", "esper_alloc.h", "esper_report.h", "esper_sleep.h")
-]
+HEADERS = [CSRC / "python" / "capi.h", *sorted(CSRC.glob("esper_*.h"))]
 OPERATION = 24  # bytes of a packed one
 #: What each loop takes; it gives a number, nan where it failed.
 TAKES = {

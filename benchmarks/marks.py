@@ -17,8 +17,7 @@ from streams import mark
 
 # --- when dropped memory serves again ----------------------------------------
 ELEMENTS = 16 * MIB  # of int32: 64 MiB
-READ_MS = 2.0
-UNRELATED_MS = 50.0
+READ_MS, UNRELATED_MS = 2.0, 50.0
 TRIES = 20
 
 
@@ -116,12 +115,9 @@ def _beside(main: torch.cuda.Stream, cycles_per_ms: float) -> torch.cuda.Stream:
 
 
 # --- the memory of a captured graph ------------------------------------------
-GRAPH_ELEMENTS = 4 * MIB  # of float32: 16 MiB
-STRIDE = 4096
-LAYERS = 32
-JOIN_AFTER = 2  # layers
-CAPTURES = 7
-REPLAYS = 5
+GRAPH_ELEMENTS, STRIDE = 4 * MIB, 4096  # of float32: 16 MiB
+LAYERS, JOIN_AFTER = 32, 2
+CAPTURES, REPLAYS = 7, 5
 
 
 @torch.no_grad()

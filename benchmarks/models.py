@@ -17,7 +17,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -305,8 +305,6 @@ def ppo(small: bool) -> Step:
 
 
 # --- jobs whose sizes never repeat ---
-T = TypeVar("T")
-
 #: mix(layer, q, k, v): attention of that layer, all [tokens, heads, head] with positions in
 #: q and k.
 Mix = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -316,9 +314,9 @@ PACKED = Shape(vocabulary=16000, layers=8)
 SERVED = Shape(width=2048, hidden=5632, longest=4096)
 
 
-def never_twice(draw: Callable[[], T]) -> Iterator[T]:
+def never_twice(draw: Callable[[], Any]) -> Iterator[Any]:
     """What `draw` gives, without what it gave before."""
-    seen: set[T] = set()
+    seen = set()
     while True:
         one = draw()
         if one not in seen:
@@ -352,8 +350,6 @@ class Experts(nn.Module):
     loads: tokens for each expert in the last call; imbalance: the auxiliary loss of that
     call, 1 where all experts are used alike.
     """
-
-    imbalance: torch.Tensor
 
     def __init__(self, width: int, hidden: int, experts: int, chosen: int) -> None:
         super().__init__()
@@ -403,9 +399,6 @@ class Decoder(nn.Module):
     """model(ids, positions, mix), both int64 [tokens]: [tokens, width], of which `logits`
     makes [tokens, vocabulary]. `feed` makes the second half of each layer."""
 
-    cosine: torch.Tensor
-    sine: torch.Tensor
-
     def __init__(self, shape: Shape, feed: Callable[[], nn.Module]) -> None:
         super().__init__()
         head = shape.width // shape.heads
@@ -444,8 +437,7 @@ def each_apart(lengths: Sequence[int]) -> Mix:
 
 def positions_of(lengths: Sequence[int]) -> torch.Tensor:
     """int64 [sum of lengths]: each sequence begins at 0."""
-    counted = itertools.chain.from_iterable(map(range, lengths))
-    return torch.tensor(list(counted), device=DEVICE)
+    return torch.tensor([*itertools.chain(*map(range, lengths))], device=DEVICE)
 
 
 class Texts:
@@ -549,7 +541,7 @@ def serve(model: Decoder, requests: Sequence[Request]) -> torch.Tensor:
         return torch.cat(mixed)
 
     places = [range(one.seen, one.seen + count) for one, count in zip(requests, counts)]
-    positions = torch.tensor(list(itertools.chain(*places)), device=DEVICE)
+    positions = torch.tensor([*itertools.chain(*places)], device=DEVICE)
     x = model(torch.cat([one.latest for one in requests]), positions, mix)
     ends = torch.tensor(list(itertools.accumulate(counts)), device=DEVICE) - 1
     tokens = model.logits(x[ends]).argmax(dim=-1)
@@ -619,9 +611,8 @@ class UNet(nn.Module):
 
 def resolutions(small: bool) -> Step:
     """Finding the noise in 8 images of 160 to 512 pixels either way."""
-    channels, batch, shortest, longest = (
-        ((8, 16), 2, 17, 64) if small else ((64, 128, 256, 512), 8, 160, 512)
-    )
+    channels, batch = ((8, 16), 2) if small else ((64, 128, 256, 512), 8)
+    shortest, longest = (17, 64) if small else (160, 512)
     draw = random.Random(14)
     with torch.device(DEVICE):
         model = UNet(channels)

@@ -247,11 +247,8 @@ def draw(row: dict[str, Any], path: Path) -> None:
     axis.set_title(
         "Memory of weights gathered on one stream and used on another", loc="left", pad=12
     )
-    axis.set_xlabel("layers enqueued")
+    axis.set(xlabel="layers enqueued", ylabel="GiB", xlim=(1, count), ylim=(0, None))
     sheet.supxlabel(caption(row).replace(". ", ".\n"), x=0.01, ha="left", fontsize=9, color="#444")
-    axis.set_ylabel("GiB")
-    axis.set_xlim(1, count)
-    axis.set_ylim(0)
     axis.spines[["top", "right"]].set_visible(False)
     sheet.savefig(path, metadata={"Date": None, "Description": caption(row)})
 

@@ -154,17 +154,13 @@ class Command:
     def add_rows(self, part: Part, rounds: Rounds, left_out: Mapping[str, str]) -> bool:
         """The rows of these rounds. False: nothing was measured of the case that must be."""
         rounds = part.derive(rounds)
-        found = [
-            figures
-            for one in rounds
-            for name, figures in one.items()
-            if part.ours in (None, name) and figures.get("machine")
-        ]
-        if not found:
+        that = [one[name] for one in rounds for name in one if part.ours in (None, name)]
+        told = next((figures for figures in that if figures.get("machine")), None)
+        if not told:
             return False
         if self.results.run is None:
-            self.results.describe(found[0]["machine"])
-        self.results.leave_out({**left_out, **found[0].get("left_out", {})})
+            self.results.describe(told["machine"])
+        self.results.leave_out({**left_out, **told.get("left_out", {})})
         for row in part.rows(rounds, self.options) if callable(part.rows) else part.rows:
             if not (isinstance(row.peer, str) and row.peer in left_out):
                 self.results.add(row, rounds)
@@ -172,11 +168,8 @@ class Command:
 
     def run_part(self, part: Part, seconds: float) -> bool:
         """Measures a part and adds its rows; whether all of it was measured."""
-        left_out = {
-            case.name: f"the package {case.needs} is not installed"
-            for case in part.cases
-            if case.needs and not installed(case.needs)
-        }
+        missing = [case for case in part.cases if case.needs and not installed(case.needs)]
+        left_out = {case.name: f"the package {case.needs} is not installed" for case in missing}
         cases = [case for case in part.cases if case.name not in left_out]
         if part.loops:
             importlib.import_module("loops").load()  # compiled outside the workers' time
@@ -290,11 +283,9 @@ def main() -> int:
         parser.error(f"no part {unknown[0]!r}; {options.topic} has: {', '.join(known)}")
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds: one at least")
+    settings = dict(topic.settings)
     try:
-        settings = {
-            **topic.settings,
-            **dict(setting(one, topic.settings) for one in options.settings),
-        }
+        settings.update(setting(one, topic.settings) for one in options.settings)
     except ValueError as wrong:
         parser.error(str(wrong))
     parts, why = parts_here(topic, options.part, settings)

@@ -19,8 +19,7 @@ from torch import nn
 
 GIB = 1 << 30
 PIECE = 256 * MIB  # of the plain copy: a chunk of sleep's pinned memory
-GRAPHS = 2
-GRAPH_CYCLES = 100
+GRAPHS, GRAPH_CYCLES = 2, 100
 STEPS = 12  # of training
 TURNS = 50
 
@@ -300,5 +299,4 @@ def turns(allocator: str, folder: str, me: str, turn_gib: float) -> dict[str, An
         tell(turn + 1)
     if wrong:
         raise RuntimeError(f"contents were not what they were, or memory stayed: {wrong} times")
-    del ballast
     return {"machine": machine(), "short": float(short)}

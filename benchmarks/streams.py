@@ -270,7 +270,6 @@ OVERLAPS = {
     "large": (256, 1024, 1, 12),
     "four-large": (256, 1024, 2, 12),
 }
-OVERLAP_BLOCKS = 3
 
 
 class Overlap:
@@ -317,13 +316,12 @@ def overlap(allocator: str, marks: str, sizes: str, small: bool = False) -> dict
     """step_ms: the mean of the blocks."""
     use_allocator(allocator)
     least, most, computing, steps = OVERLAPS[sizes]
-    blocks = OVERLAP_BLOCKS
     if small:
-        least, most, steps, blocks = 1, 4, 1, 2
+        least, most, steps = 1, 4, 1
     with torch.no_grad():
         job = Overlap(marks, least, most, computing)
         base = Base()
-        times = [ms_a_step(job.step, steps) for _ in range(1 + blocks)]  # the first is to warm up
+        times = [ms_a_step(job.step, steps) for _ in range(4)]  # the first is to warm up
         peaks = base.peaks(allocator)
         return {"machine": machine(), "step_ms": statistics.mean(times[1:]), **peaks}
 

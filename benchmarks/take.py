@@ -24,13 +24,10 @@ def found_in(path: Path) -> Iterator[Path]:
     """The result files of a folder, whatever else is there, or the one file."""
     if not path.is_dir():
         yield path
-        return
     for file in sorted(path.rglob("*.json")):
-        content = None
-        with contextlib.suppress(ValueError):
-            content = json.loads(file.read_text())
-        if isinstance(content, dict) and {"rows", "runs"} <= content.keys():
-            yield file
+        with contextlib.suppress(ValueError, TypeError):
+            if {"rows", "runs"} <= set(json.loads(file.read_text())):
+                yield file
 
 
 def take(paths: Iterable[Path], into: Path = RESULTS) -> list[str]:

@@ -309,11 +309,6 @@ def inside(
         return command.measure(part, told(cases, files=[path], cold=True), rounds, seconds, each)
 
 
-def inside_rows(job: str, rounds: Rounds, options: Options) -> list[Row]:
-    name = f"{title_of(job, options.segments)}: time inside the allocator"
-    return beside_peers((name, "us", "job: whole_inside_us", 1.0))
-
-
 def job_part(job: str) -> Part:
     cases = [*everybody(**DETERMINISTIC)]
     cases += [Case(AGAIN, NATIVE, environment=DETERMINISTIC)] if job in HOST_BOUND else []
@@ -325,10 +320,12 @@ def job_part(job: str) -> Part:
 
 
 def inside_part(job: str) -> Part:
-    return Part(
-        f"inside-{job}", "calls.malloc_times", everybody(**DETERMINISTIC),
-        partial(inside_rows, job), by_default=False, conduct=inside, **LOOPS,
-    )  # fmt: skip
+    def rows(rounds: Rounds, options: Options) -> list[Row]:
+        name = f"{title_of(job, options.segments)}: time inside the allocator"
+        return beside_peers((name, "us", "job: whole_inside_us", 1.0))
+
+    return Part(f"inside-{job}", "calls.malloc_times", everybody(**DETERMINISTIC), rows,
+                by_default=False, conduct=inside, **LOOPS)  # fmt: skip
 
 
 JOBS_TOPIC = Topic(

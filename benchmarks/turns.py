@@ -6,9 +6,9 @@ and are asked for one measurement after the other: A B C, C B A, A B C ... Only 
 any moment. The GPU must have room for what all of them hold. Each imports torch itself, since
 libraries read the choice of an allocator from the environment as they are loaded.
 
-The measuring side hands take_turns() an iterator; the conducting side is turns(). What wants a fresh
-process each time measures in_children(): forked ones of a process that has imported what they need
-and not touched the GPU.
+The measuring side hands take_turns() an iterator; the conducting side is turns(). What wants a
+fresh process each time measures in_children(): forked ones of a process that has imported what they
+need and not touched the GPU.
 """
 
 from __future__ import annotations
