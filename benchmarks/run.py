@@ -154,13 +154,13 @@ class Command:
     def add_rows(self, part: Part, rounds: Rounds, left_out: Mapping[str, str]) -> bool:
         """The rows of these rounds. False: nothing was measured of the case that must be."""
         rounds = part.derive(rounds)
-        that = [one[name] for one in rounds for name in one if part.ours in (None, name)]
-        told = next((figures for figures in that if figures.get("machine")), None)
-        if not told:
+        ours = [one[name] for one in rounds for name in one if part.ours in (None, name)]
+        first = next((figures for figures in ours if figures.get("machine")), None)
+        if first is None:
             return False
         if self.results.run is None:
-            self.results.describe(told["machine"])
-        self.results.leave_out({**left_out, **told.get("left_out", {})})
+            self.results.describe(first["machine"])
+        self.results.leave_out({**left_out, **first.get("left_out", {})})
         for row in part.rows(rounds, self.options) if callable(part.rows) else part.rows:
             if not (isinstance(row.peer, str) and row.peer in left_out):
                 self.results.add(row, rounds)

@@ -24,6 +24,7 @@ def found_in(path: Path) -> Iterator[Path]:
     """The result files of a folder, whatever else is there, or the one file."""
     if not path.is_dir():
         yield path
+        return
     for file in sorted(path.rglob("*.json")):
         with contextlib.suppress(ValueError, TypeError):
             if {"rows", "runs"} <= set(json.loads(file.read_text())):
