@@ -117,7 +117,7 @@ def llama(shape: Shape) -> torch.nn.Module:
 
 # --- the jobs of fixed sizes, and those that grow ---
 def trainer(
-    model: nn.Module, loss_of: Callable[..., torch.Tensor], lr: float = 3e-4, **adam: float
+    model: nn.Module, loss_of: Callable[..., torch.Tensor], lr: float = 3e-4, **adam: Any
 ) -> Callable[..., torch.Tensor]:
     """step(...): one step of AdamW under bf16 autocast on loss_of(...), which it gives."""
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=lr, **adam)

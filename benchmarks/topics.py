@@ -55,7 +55,7 @@ def beside(ours: str, peer: Any, *figures: Figure, title: str = "", **more: Any)
     ]
 
 
-def own(case: str, name: str, unit: str, key: str, *goal: Any, **peer: str) -> Row:
+def own(case: str, name: str, unit: str, key: str, *goal: Any, **peer: Any) -> Row:
     """A figure of a case beside another one of the same process, `peer_key`."""
     return Row(name, unit, key, case, case, *goal, **peer)
 
