@@ -4,7 +4,6 @@ and in recorded jobs. Nothing runs on the GPU meanwhile."""
 from __future__ import annotations
 
 import functools
-import math
 import os
 import statistics
 import time
@@ -17,7 +16,7 @@ from typing import Any
 import loops
 import torch
 from common import MIB, ROOT, percentile
-from measuring import empty_cache, machine, memory_figures, use_allocator
+from measuring import empty_cache, machine, use_allocator
 
 TENSOR = 4096  # bytes
 
@@ -37,13 +36,12 @@ def pairs(allocator: str) -> dict[str, Any]:
         f"raw_alloc + raw_delete, {name}": partial(loops.call, "pair_ns", size)
         for name, size in (("512 B", 512), ("1 MiB", 1 << 20), ("64 MiB", 64 << 20))
     }
-    timed["allocate() and drop, 4 KiB"] = partial(loops.call, "data_pointer_ns", TENSOR)
     timed["torch.empty and drop, 4 KiB"] = empty_ns
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"machine": machine()}
     for name, ns in timed.items():
         ns(5000)
         figures[name] = statistics.median(ns(20000) for _ in range(15))
-    return {"machine": machine(), **figures}
+    return figures
 
 
 # --- from many threads -------------------------------------------------------
@@ -66,57 +64,47 @@ def threads(allocator: str, most: int, milliseconds: int) -> dict[str, Any]:
 
 
 # --- among many live blocks --------------------------------------------------
+LEAST = 9  # all blocks have 2^9 bytes or more
+
+
 @dataclass(frozen=True)
 class Setting:
-    """`live` blocks of 2^least to 2^most bytes, the exponent drawn by u^power."""
+    """`live` blocks of up to 2^most bytes, `mean` on average, the exponent drawn by u^power."""
 
     live: int
-    most: float
-    power: float
-    least: float = 9.0
+    most: int
+    power: int
+    mean: int
 
     @property
     def name(self) -> str:
-        top = 2**self.most
-        size = f"{top // MIB:.0f} MiB" if top >= MIB else f"{top // 1024:.0f} KiB"
+        size = f"{2**self.most >> 20} MiB" if self.most >= 20 else f"{2**self.most >> 10} KiB"
         return f"{self.live:,} live blocks up to {size}"
-
-    def expected_bytes(self) -> float:
-        """Of all live blocks together."""
-        steps = 10_000
-        exponents = (
-            self.least + (self.most - self.least) * ((i + 0.5) / steps) ** self.power
-            for i in range(steps)
-        )
-        return self.live / steps * math.fsum(2.0**one for one in exponents)
 
 
 SETTINGS = (
-    *(Setting(live, 23, 2) for live in (100, 1_000, 10_000, 100_000)),
-    Setting(1_000_000, 16, 1),
+    *(Setting(live, 23, 2, 449 << 10) for live in (100, 1_000, 10_000, 100_000)),
+    Setting(1_000_000, 16, 1, 13_400),
 )
 
 
 def churn(allocator: str, most: int, operations: int) -> dict[str, Any]:
-    """ns of a free and a malloc in its place, and reserved over live, of each setting of at most
-    `most` blocks, but of none that needs more than three quarters of the free memory."""
+    """ns of a free and a malloc in its place, of each setting of at most `most` blocks, but of none
+    that needs more than three quarters of the free memory."""
     use_allocator(allocator)
     figures: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for one in SETTINGS:
         if one.live > most:
             continue
-        free = torch.cuda.mem_get_info()[0]
-        wanted = one.expected_bytes()
+        free, wanted = torch.cuda.mem_get_info()[0], one.live * one.mean
         if wanted > 0.75 * free:
             left_out[one.name] = f"needs {wanted / MIB:,.0f} MiB, {free / MIB:,.0f} are free"
             continue
-        shape = (one.live, one.least, one.most, one.power, operations)
-        ns, live, reserved = loops.churn(*shape, rounds=5, longest=0.3)
-        if math.isnan(reserved):  # of an allocator without PyTorch's statistics: its own
-            reserved = memory_figures()["reserved_mib"] * MIB
-        figures[f"{one.name}: ns"] = statistics.median(ns)
-        figures[f"{one.name}: reserved"] = reserved / live
+        how = (LEAST, one.most, one.power, operations)
+        figures[f"{one.name}: ns"] = statistics.median(
+            loops.churn(one.live, *how, rounds=5, longest=0.3)
+        )
         empty_cache()
     return {"machine": machine(), **figures, "left_out": left_out}
 
@@ -131,13 +119,9 @@ def traces() -> list[Path]:
     """The recorded jobs that come along, and those in $ESPER_TRACES: of two with the same
     name the first."""
     folders = [ROOT / "examples" / "traces", ROOT / "tests" / "traces"]
-    if os.environ.get("ESPER_TRACES"):
-        folders.append(Path(os.environ["ESPER_TRACES"]))
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*.pickle.gz")):
-            found.setdefault(path.name, path)
-    return list(found.values())
+    folders += [Path(one) for one in [os.environ.get("ESPER_TRACES")] if one]
+    paths = [path for folder in reversed(folders) for path in folder.glob("*.pickle.gz")]
+    return list({path.name: path for path in paths}.values())
 
 
 def run_figures(timed: Sequence[Run], prefix: str) -> dict[str, float]:
@@ -178,12 +162,9 @@ def malloc_times(allocator: str, files: Sequence[str] = (), cold: bool = False) 
     warm_... the same again, with the memory that is there."""
     use_allocator(allocator)
     torch.zeros(1, device="cuda")
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"machine": machine()}
     for name, job in whole_jobs(*files).items():
-
-        def run(job: Any = job) -> Run:
-            return loops.times_ns(job.packed, job.slots, max(job.streams, 1))
-
+        run = partial(loops.times_ns, job.packed, job.slots, max(job.streams, 1))
         whole = []
         for _ in range(REPETITIONS):
             torch.cuda.synchronize()
@@ -194,4 +175,4 @@ def malloc_times(allocator: str, files: Sequence[str] = (), cold: bool = False) 
             found |= run_figures([run() for _ in range(REPETITIONS)], "warm")
         empty_cache()
         figures |= {f"{name}: {key}": value for key, value in found.items()}
-    return {"machine": machine(), **figures}
+    return figures

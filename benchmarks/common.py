@@ -11,15 +11,15 @@ A result file, ``benchmarks/results/<topic>.json``::
                "mean_ratio", "interval"}]}
 
 ``ours`` and ``peer`` are medians over the rounds of one command on one GPU, the ranges are the
-smallest and largest. ``goal`` is the largest value that satisfies us of what ``judged`` names: the
-``ratio`` (without a ratio, ``ours``), ``ours``, the ``difference`` ours - peer, or the
-``mean_ratio``; of ``at_least`` it is the smallest ratio that does. It is null where a row is there
-for the record only. ``no_worse`` bounds the low end of the ``interval``: nothing shows that ours is
-more, and the interval is narrow enough to have shown it (at most 0.05 either way). ``no_more``
-bounds the ``mean_ratio``, and lets the high end of the ``interval`` be 0.02 above. ``mean_ratio``
-is the mean of the rounds' ratios and ``interval`` its 95% confidence interval (Student's t), where
-both sides were measured in the same rounds. ``left_out`` names peers that could not be measured,
-and why. A later run replaces the rows it measured again.
+smallest and largest. Where both sides were measured in the same rounds, ``mean_ratio`` is the mean
+of the rounds' ratios and ``interval`` its 95% confidence interval (Student's t). ``left_out`` names
+peers that could not be measured, and why. A later run replaces the rows it measured again.
+
+``goal`` is the largest value that satisfies us of what ``judged`` names: the ``ratio`` (without a
+ratio, ``ours``), ``ours``, the ``difference`` ours - peer, or the ``mean_ratio``; of ``at_least``
+it is the smallest ratio that does. Without a goal a row is there for the record. ``no_worse``
+bounds the low end of the ``interval``, which must be narrow enough to have shown more (at most 0.05
+either way). ``no_more`` bounds the ``mean_ratio``, and lets the high end be 0.02 above.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class Part:
     ours: the case that must have been measured; None: any.
     same_cores: each case runs on the same four cores, once it has imported what it needs.
     imports: the job of models.py whose packages are imported before children are forked.
-    warm_up: rounds that are measured beside those that were asked for.
+    warm_up: rounds that are measured beside those that were asked for, of which one is measured
+        however short the time is.
     tight: no case is begun for which there is less time left than the longest took.
     derive: makes of the rounds what rows are made of.
     conduct: measures the rounds itself, and is called as Command.measure() in run.py.
@@ -160,7 +161,6 @@ class Part:
     gpus: int = 1
     by_default: bool = True
     tight: bool = False
-    left_out: Mapping[str, str] = field(default_factory=dict)
     derive: Callable[[Rounds], Rounds] = lambda rounds: rounds
     conduct: Callable[..., Rounds] | None = None
 
@@ -244,24 +244,18 @@ def verdict(row: Mapping[str, Any]) -> bool | None:
 
 
 # --- result files ------------------------------------------------------------
-def git(*arguments: str) -> str:
-    """What git says of this tree."""
-    command = ["git", "-C", str(ROOT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    return done.stdout.strip()
-
-
 def commit() -> str:
     """The commit that is measured: $ESPER_COMMIT, else git's, else "unknown"."""
     named = os.environ.get("ESPER_COMMIT", "").strip()
     if named:
         return named
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--abbrev=12"]
+    command += ["--dirty=+changes"]
     try:
-        head = git("rev-parse", "--short=12", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return head + ("+changes" if changed else "")
+    return done.stdout.strip()
 
 
 class Results:
@@ -332,8 +326,6 @@ class Results:
     def save(self) -> bool:
         """Writes the file and prints the rows; False when a goal was missed or
         could not be judged."""
-        if self.run is None:
-            raise RuntimeError("describe() the machine before saving")
         self.write()
         print_table(self.rows, self.run)
         return self.complete and all(row["met"] is not False for row in self.rows)
@@ -389,7 +381,4 @@ def print_table(rows: Rows, run: Mapping[str, Any] | None = None) -> None:
 
 
 def installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
+    return importlib.util.find_spec(package) is not None

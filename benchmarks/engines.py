@@ -7,22 +7,21 @@ seeds, and deterministic algorithms are asked for.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import random
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import models
 import torch
 import torch.distributed as dist
-from common import ROOT, workers
-from measuring import choose_allocator, machine, memory_figures
+from common import workers
+from measuring import choose_allocator, example, machine, memory_figures
 from torch import nn
 from torch.nn import functional
 
@@ -32,18 +31,8 @@ PATIENCE_S = 180.0  # for one variant
 LARGE = models.Shape(width=2048, layers=16, heads=16, hidden=8192)
 
 
-@dataclass(frozen=True)
-class How:
-    """bare: without what FSDP2 keeps for other streams; shortest: tokens of a sequence."""
-
-    engine: str
-    steps: int
-    shortest: int
-    device: str
-    bare: bool
-    small: bool
-
-
+#: What measure() was asked.
+How = SimpleNamespace
 #: Enqueues a step and gives its loss, by its number.
 Step = Callable[[int], torch.Tensor]
 
@@ -83,8 +72,7 @@ def llama_step(options: How, rank: int) -> tuple[Step, int]:
             fully_shard(layer, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
         if options.bare:
-            sys.path.insert(0, str(ROOT / "examples"))
-            importlib.import_module("fsdp2").keep_nothing(model)
+            example("fsdp2").keep_nothing(model)
     optimizer = adam(model)
     schedule = lengths(options.steps, options.shortest, shape.longest)
     torch.manual_seed(100 + rank)  # other data everywhere
@@ -106,11 +94,7 @@ def llama_step(options: How, rank: int) -> tuple[Step, int]:
 def tensor_parallel_step(options: How, rank: int) -> tuple[Step, int]:
     """Residual perceptrons, the first layer of each split by columns, the second by rows."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import parallel
 
     width, blocks, batch = (64, 2, 32) if options.small else (4096, 8, 4096)
 
@@ -128,7 +112,8 @@ def tensor_parallel_step(options: How, rank: int) -> tuple[Step, int]:
         model = nn.Sequential(*(Block() for _ in range(blocks))).to(torch.bfloat16)
     mesh = init_device_mesh(options.device, (RANKS,))
     for block in model:
-        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        plan = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+        parallel.parallelize_module(block, mesh, plan)
     optimizer = adam(model)
     inputs = torch.randn(4, batch, width, device=options.device, dtype=torch.bfloat16)
 
@@ -157,20 +142,19 @@ def measure(
     bare: bool = False,
     small: bool = False,
 ) -> None:
-    """Becomes torchrun, which starts this command once for each GPU; or one rank of a variant, of
-    which the first one reports."""
+    """Becomes torchrun, which starts this command once for each GPU; or one rank, of which the
+    first one reports. bare: without what FSDP2 keeps for other streams; shortest: tokens."""
     if "RANK" not in os.environ:
         command = "-m torch.distributed.run --standalone --nproc-per-node".split()
         os.execv(sys.executable, [sys.executable, *command, str(RANKS), *sys.argv])
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with torchrun, which may be stopped
-    options = How(engine, steps, shortest, device, bare, small or device == "cpu")
-    rank = int(os.environ["LOCAL_RANK"])
-    if options.device == "cuda":
+    options = How(engine=engine, steps=steps, shortest=shortest, device=device, bare=bare,
+                  small=small or device == "cpu")  # fmt: skip
+    rank, cuda = int(os.environ["LOCAL_RANK"]), device == "cuda"
+    if cuda:
         choose_allocator(allocator)  # before anything touches the GPU
         torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if options.device == "cuda" else "gloo", timeout=timedelta(seconds=PATIENCE_S)
-    )
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=PATIENCE_S))
     # Not warn_only: then the backward of flash attention would not repeat.
     torch.use_deterministic_algorithms(True)
     # Fresh memory is not filled: that would be work which no job has.
@@ -178,36 +162,30 @@ def measure(
     # cuDNN's attention does not repeat.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)  # the same model everywhere
-    make = tensor_parallel_step if options.engine == "tensor_parallel" else llama_step
+    make = tensor_parallel_step if engine == "tensor_parallel" else llama_step
     step, tokens = make(options, rank)
 
     def settle() -> float:
-        if options.device == "cuda":
+        if cuda:
             torch.cuda.synchronize()
         dist.barrier()
         return time.perf_counter()
 
-    begin = 0.0
-    losses = []
-    for number in range(options.steps):
-        if number == untimed(options.steps):
-            begin = settle()
-        losses.append(step(number))
+    losses = [step(number) for number in range(untimed(steps))]
+    begin = settle()
+    losses += [step(number) for number in range(untimed(steps), steps)]
     took = settle() - begin
-    figures = memory_figures() if options.device == "cuda" else {}
+    figures = memory_figures() if cuda else {}
     sums = torch.stack(losses).double()
     dist.all_reduce(sums)
     everywhere: list[Any] = [None] * RANKS
     dist.all_gather_object(everywhere, figures)
     if rank == 0:
         figures = {key: max(one[key] for one in everywhere) for key in figures}
-        about = machine() if options.device == "cuda" else {"gpu": "none"}
-        workers.report({
-            "machine": {**about, "gpu": f"{RANKS} x {about['gpu']}"},
-            "tokens_s": tokens / took,
-            "losses": [loss / RANKS for loss in sums.tolist()],
-            **figures,
-        })  # fmt: skip
+        about = machine() if cuda else {"gpu": "none"}
+        about["gpu"] = f"{RANKS} x {about['gpu']}"
+        losses = [loss / RANKS for loss in sums.tolist()]
+        workers.report({"machine": about, "tokens_s": tokens / took, "losses": losses, **figures})
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # threads of DDP and of gloo may end the way out by a signal

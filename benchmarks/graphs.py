@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from common import ROOT
-from measuring import machine, use_allocator
-
-sys.path.insert(0, str(ROOT / "examples"))
+from measuring import example, machine, use_allocator
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 SECONDS_PER_ITERATION = 0.4  # of each variant
@@ -27,27 +24,15 @@ BLOCKS = 20  # that the time of an iteration is cut into, the variants by turns
 Run = Callable[[Any], Any]
 
 
-def simulator(size: int, device: str, dtype: str, mode: str) -> Run:
-    from simulator import Simulator
-
-    return Simulator(size, device, DTYPES[dtype], mode)
-
-
-def angles(turn: int, device: str, dtype: str) -> torch.Tensor:
-    return torch.tensor([0.001 * turn, -0.002 * turn], dtype=DTYPES[dtype], device=device)
-
-
-def variants(size: int, device: str, dtype: str) -> dict[str, Run]:
+def variants(size: int, device: str, dtype: torch.dtype) -> dict[str, Run]:
     """What is compared, eager first."""
     from esper_alloc import cudagraph_outputs
 
-    made = {"eager": simulator(size, device, dtype, "eager")}
-    made["compiled"] = simulator(size, device, dtype, "default")
+    simulator = partial(example("simulator").Simulator, size, device, dtype)
+    made: dict[str, Run] = {"eager": simulator("eager"), "compiled": simulator("default")}
     if device == "cpu":
-        made["wrapped"] = cudagraph_outputs(made["compiled"])
-    else:
-        made["graphs"] = cudagraph_outputs(simulator(size, device, dtype, "reduce-overhead"))
-    return made
+        return {**made, "wrapped": cudagraph_outputs(made["compiled"])}
+    return {**made, "graphs": cudagraph_outputs(simulator("reduce-overhead"))}
 
 
 def check(made: dict[str, Run], inputs: list[Any]) -> None:
@@ -71,11 +56,12 @@ def milliseconds(run: Run, inputs: list[Any], count: int, wait: Any) -> float:
     return (time.perf_counter() - begin) * 1e3 / count
 
 
-def measure_size(size: int, device: str, dtype: str, iterations: int) -> dict[str, float]:
-    """Median ms a run of each variant, and bytes copied."""
+def measure_size(size: int, device: str, dtype: torch.dtype, iterations: int) -> dict[str, float]:
+    """Median ms a run of each variant."""
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     torch._dynamo.reset()  # of the sizes before: there is a limit to recompilation
-    inputs = [angles(turn, device, dtype) for turn in range(8)]
+    angles = [[0.001 * turn, -0.002 * turn] for turn in range(8)]
+    inputs = [torch.tensor(one, dtype=dtype, device=device) for one in angles]
     block = SECONDS_PER_ITERATION * 1e3 / BLOCKS
     with torch.no_grad():
         made = variants(size, device, dtype)
@@ -88,31 +74,21 @@ def measure_size(size: int, device: str, dtype: str, iterations: int) -> dict[st
         for _ in range(iterations * BLOCKS):
             for name, run in made.items():
                 times[name].append(milliseconds(run, inputs, counts[name], wait))
-        figures = {name: statistics.median(found) for name, found in times.items()}
-        if "graphs" in made:
-            before = made["graphs"].counts.bytes
-            image = made["graphs"](inputs[0])
-            figures["bytes"] = made["graphs"].counts.bytes - before
-            figures["image bytes"] = image.numel() * image.element_size()
-    return figures
-
-
-def about(device: str) -> dict[str, str]:
-    if device == "cuda":
-        return machine()
-    name = f"none: CPU {platform.machine()}, {torch.get_num_threads()} threads"
-    return {"gpu": name, "driver": "none", "torch": torch.__version__}
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def measure(
-    allocator: str, dtype: str, sizes: Sequence[int], iterations: int, device: str = "cuda"
+    allocator: str, dtype: str, sizes: Sequence[int], iterations: int, device: str
 ) -> dict[str, Any]:
     """SIZE: ... ms of each variant."""
     if device == "cuda":
         use_allocator(allocator)
-    figures = {
-        f"{size}: {name}": value
-        for size in sizes
-        for name, value in measure_size(size, device, dtype, iterations).items()
-    }
-    return {"machine": about(device), **figures}
+        about = machine()
+    else:
+        cpu = f"none: CPU {platform.machine()}, {torch.get_num_threads()} threads"
+        about = {"gpu": cpu, "driver": "none", "torch": torch.__version__}
+    figures: dict[str, Any] = {"machine": about}
+    for size in sizes:
+        found = measure_size(size, device, DTYPES[dtype], iterations)
+        figures |= {f"{size}: {name}": value for name, value in found.items()}
+    return figures

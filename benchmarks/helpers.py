@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from common import MIB, NATIVE, OURS, ROOT
-from measuring import machine, median_ms, use_allocator
+from common import MIB, NATIVE, OURS
+from measuring import example, machine, ms_a_step, use_allocator
 
 
-def need_kernels() -> None:
+def prepare(allocator: str) -> None:
+    """The allocator, and kernels, without which there is nothing to measure."""
+    use_allocator(allocator)
     from esper_alloc.helpers import kernels
 
     if not kernels.usable(0):
         raise RuntimeError("the kernels cannot run here: there is nothing to measure")
+    gc.disable()
 
 
 # --- gathered batches, in CIFAR's shapes -------------------------------------
@@ -27,55 +30,28 @@ SAMPLES = 50_000
 BATCHES = ((1, 512), (4, 128), (16, 32), (64, 32))
 
 
-class PlainBatches:
-    """Batches as one writes them first: for each environment its indices are copied to
-    the device, and inputs and targets are gathered by them."""
+def plain_batches(
+    inputs: torch.Tensor, targets: torch.Tensor, order: torch.Tensor, envs: int, size: int
+) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Batches as one writes them first: for each environment its indices are copied to the device,
+    and inputs and targets are gathered by them."""
+    step = envs * size
 
-    def __init__(self, inputs, targets, envs: int, size: int) -> None:
-        self.inputs, self.targets, self.envs = inputs, targets, envs
-        self.step = envs * size
-        self.generator = torch.Generator().manual_seed(0)
+    def batch(start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        parts = order[start : start + step].tensor_split(envs)
+        indices = (part.to(inputs.device) for part in parts)
+        return [(inputs[index], targets[index]) for index in indices]
 
-    def __iter__(self) -> Iterator[list]:
-        order = torch.randperm(len(self.inputs), generator=self.generator)
-        return self.batches(order)
-
-    def batches(self, order) -> Iterator[list]:
-        for start in range(0, len(order) - self.step + 1, self.step):
-            found = []
-            for part in order[start : start + self.step].tensor_split(self.envs):
-                index = part.to(self.inputs.device)
-                found.append((self.inputs[index], self.targets[index]))
-            yield found
+    return map(batch, range(0, len(order) - step + 1, step))
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    """Random images in channels_last and labels, on the GPU."""
-    torch.manual_seed(0)
-    images = torch.randn(SAMPLES, 3, 32, 32, device="cuda")
-    labels = torch.randint(0, 10, (SAMPLES,), device="cuda")
-    return images.contiguous(memory_format=torch.channels_last), labels
-
-
-def ours(images, labels, envs: int, size: int, **more):
-    from esper_alloc import GatherBatchIterator
-
-    return GatherBatchIterator(
-        images,
-        labels,
-        batch_size_per_env=size,
-        n_envs=envs,
-        env_devices=["cuda"] * envs,
-        seed=0,
-        **more,
-    )
-
-
-def a_batch_us(batches, epochs: int, *, marked: bool = False) -> float:
+def a_batch_us(
+    begin_epoch: Callable[[], Iterator[Any]], epochs: int, marked: bool = False
+) -> float:
     """Median over the epochs of the microseconds a batch, the epoch's start left out."""
     figures = []
     for _ in range(epochs + 2):
-        steps = iter(batches)
+        steps = begin_epoch()
         torch.cuda.synchronize()
         count, batch = 0, None
         begin = time.perf_counter()
@@ -89,51 +65,41 @@ def a_batch_us(batches, epochs: int, *, marked: bool = False) -> float:
     return statistics.median(figures[2:])
 
 
-def measure_batches(figures: dict[str, float], allocator: str) -> None:
-    images, labels = data()
-    for envs, size in BATCHES:
-        name = f"{envs} x {size}"
-        figures[f"ours, {name}"] = a_batch_us(ours(images, labels, envs, size), 15)
-        if allocator == NATIVE:
-            figures[f"plain, {name}"] = a_batch_us(PlainBatches(images, labels, envs, size), 3)
-    ring = ours(images, labels, 64, 32, reuse=2)
-    figures["ours, 64 x 32, reuse"] = a_batch_us(ring, 15, marked=True)
-    start = ours(images, labels, 64, 32)
-    figures["ours, epoch start"] = median_ms(lambda: iter(start), 15, warm=2) * 1e3
-    plain = PlainBatches(images, labels, 64, 32)
-    figures["plain, epoch start"] = median_ms(lambda: iter(plain), 15, warm=2) * 1e3
-
-
 def gather(allocator: str) -> dict[str, Any]:
-    use_allocator(allocator)
-    need_kernels()
-    figures: dict[str, Any] = {}
-    gc.disable()
-    measure_batches(figures, allocator)
-    return {"machine": machine(), **figures}
+    """us a batch: of ours under ours, of plain PyTorch under native."""
+    prepare(allocator)
+    torch.manual_seed(0)
+    images = torch.randn(SAMPLES, 3, 32, 32, device="cuda")
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 10, (SAMPLES,), device="cuda")
+    if allocator == NATIVE:
+        generator = torch.Generator().manual_seed(0)
+
+        def plain(envs: int, size: int) -> Iterator[Any]:
+            order = torch.randperm(SAMPLES, generator=generator)
+            return plain_batches(images, labels, order, envs, size)
+
+        figures = {
+            f"plain, {envs} x {size}": a_batch_us(partial(plain, envs, size), 3)
+            for envs, size in BATCHES
+        }
+        return {"machine": machine(), **figures}
+    from esper_alloc import GatherBatchIterator
+
+    def ours(envs: int, size: int, **more: Any) -> float:
+        batches = GatherBatchIterator(
+            images, labels, batch_size_per_env=size, n_envs=envs, env_devices=["cuda"] * envs,
+            seed=0, **more,
+        )  # fmt: skip
+        return a_batch_us(lambda: iter(batches), 15, marked="reuse" in more)
+
+    figures = {f"ours, {envs} x {size}": ours(envs, size) for envs, size in BATCHES}
+    return {"machine": machine(), **figures, "ours, 64 x 32, reuse": ours(64, 32, reuse=2)}
 
 
 # --- normalised observations -------------------------------------------------
 NORMALIZED = ((64, 64), (1024, 128), (65536, 64))  # rows and features
-REPEATS = 11
-CALLS = 500
-
-
-def microseconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median us of each call, a block of calls of each in turn."""
-    for call in calls.values():
-        for _ in range(50):
-            call()
-    figures: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(REPEATS):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            begin = time.perf_counter_ns()
-            for _ in range(CALLS):
-                call()
-            torch.cuda.synchronize()
-            figures[name].append((time.perf_counter_ns() - begin) / CALLS / 1000)
-    return {name: statistics.median(values) for name, values in figures.items()}
+REPEATS, CALLS = 11, 500
 
 
 class Plain:
@@ -160,119 +126,84 @@ class Plain:
 
 
 def normalize(allocator: str) -> dict[str, Any]:
-    """Every duration, in this process, as {name: us}."""
-    use_allocator(allocator)
+    """Median us of each, in turn."""
+    prepare(allocator)
     from esper_alloc import RunningMeanStd
 
-    need_kernels()
     figures: dict[str, Any] = {}
-    gc.disable()
     for rows, features in NORMALIZED:
         x = torch.randn(rows, features, device="cuda")
         ours, plain = RunningMeanStd(features, device="cuda"), Plain(features)
 
-        def plain_both(x: torch.Tensor = x, plain: object = plain) -> None:
+        def plain_both() -> None:
             plain.update(x)
             plain.normalize(x)
 
-        def ours_both(x: torch.Tensor = x, ours: RunningMeanStd = ours) -> None:
-            ours.update(x)
-            ours.normalize(x)
-
-        found = microseconds(
-            {
-                "update_and_normalize": lambda: ours.update_and_normalize(x),
-                "plain": plain_both,
-                "update, normalize": ours_both,
-                "normalize": lambda: ours.normalize(x),
-                "plain normalize": lambda: plain.normalize(x),
-            }
-        )
-        figures |= {f"{name} {rows}x{features}": value for name, value in found.items()}
+        both = {"update_and_normalize": lambda: ours.update_and_normalize(x), "plain": plain_both}
+        for call in both.values():
+            ms_a_step(call, 50)  # to warm up
+        turns = [
+            {name: ms_a_step(both[name], CALLS) * 1e3 for name in both} for _ in range(REPEATS)
+        ]
+        for name in both:
+            us = statistics.median(one[name] for one in turns)
+            figures[f"{name} {rows}x{features}"] = us
     return {"machine": machine(), **figures}
 
 
 # --- a training loop with 16 environments on streams -------------------------
-ENVS, ENV_SIZE, ENV_SAMPLES = 16, 64, 20_480
-EPOCHS = 6
+ENVS, ENV_SIZE, ENV_SAMPLES, EPOCHS = 16, 64, 20_480, 6
 
 
-def layout(gpus: int) -> list[str]:
-    """The environments' devices: all on one GPU, or 10 and 6."""
-    if gpus == 1:
-        return ["cuda:0"] * ENVS
-    return ["cuda:0"] * 10 + ["cuda:1"] * (ENVS - 10)
-
-
-def plain_epoch(environments: Sequence[Any], columns: dict, order: Any) -> int:
+def plain_epoch(environments: Sequence[Any], batches: Iterator[Any]) -> int:
     """One epoch without the helpers: the number of batches."""
-    step = ENVS * ENV_SIZE
     count = 0
-    for start in range(0, ENV_SAMPLES - step + 1, step):
-        batch = []
-        for environment, part in zip(environments, order[start : start + step].tensor_split(ENVS)):
-            images, labels = columns[environment.device]
-            index = part.to(environment.device)
-            batch.append((images[index], labels[index]))
+    for batch in batches:
         for environment, (inputs, targets) in zip(environments, batch):
             stream = environment.stream
-            stream.wait_stream(torch.cuda.current_stream(environment.device))
+            stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 environment.step(inputs, targets)
             inputs.record_stream(stream)
             targets.record_stream(stream)
+        del batch  # before the next one is made
         count += 1
     return count
 
 
-def cifar_envs(allocator: str, gpus: int) -> dict[str, Any]:
-    """ms a step (median over epochs), peaks in MiB, and the losses."""
+def cifar_envs(allocator: str) -> dict[str, Any]:
+    """ms a step (median over epochs), and the peak in MiB."""
     use_allocator(allocator)
-    sys.path.insert(0, str(ROOT / "examples"))
-    import cifar_envs as example
-
     from esper_alloc import GatherBatchIterator
 
-    devices = layout(gpus)
+    code = example("cifar_envs")
     torch.manual_seed(0)
     images = torch.randn(ENV_SAMPLES, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 10, (ENV_SAMPLES,))
-    columns = {torch.device(d): (images.to(d), labels.to(d)) for d in dict.fromkeys(devices)}
-    environments = [example.Environment(device) for device in devices]
-    epoch: Callable[[], int]
+    columns = images.to("cuda:0"), labels.to("cuda:0")
+    environments = [code.Environment("cuda:0") for _ in range(ENVS)]
     if allocator == OURS:
         batches = GatherBatchIterator(
-            *columns[torch.device("cuda:0")], batch_size_per_env=ENV_SIZE, n_envs=ENVS,
-            env_devices=devices, seed=0, order="global",
+            *columns, batch_size_per_env=ENV_SIZE, n_envs=ENVS, env_devices=["cuda:0"] * ENVS,
+            seed=0, order="global",
         )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
 
-        def epoch() -> int:
-            return example.train(environments, batches)
+    def epoch() -> int:
+        if allocator == OURS:
+            return code.train(environments, batches)
+        order = torch.randperm(ENV_SAMPLES, generator=generator)
+        return plain_epoch(environments, plain_batches(*columns, order, ENVS, ENV_SIZE))
 
-    else:
-        generator = torch.Generator().manual_seed(0)
-
-        def epoch() -> int:
-            order = torch.randperm(ENV_SAMPLES, generator=generator)
-            return plain_epoch(environments, columns, order)
-
-    def wait() -> None:
-        for device in dict.fromkeys(devices):
-            torch.cuda.synchronize(device)
-
-    epoch()
-    wait()
     times = []
-    for _ in range(EPOCHS):
+    for _ in range(1 + EPOCHS):
+        torch.cuda.synchronize()
         begin = time.perf_counter()
         count = epoch()
-        wait()
+        torch.cuda.synchronize()
         times.append((time.perf_counter() - begin) * 1e3 / count)
-    peak = sum(torch.cuda.max_memory_reserved(d) for d in dict.fromkeys(devices)) / MIB
-    losses = [environment.last_loss() for environment in environments]
     return {
         "machine": machine(),
-        "step_ms": statistics.median(times),
-        "peak_reserved_mib": peak,
-        "mean_loss": sum(losses) / len(losses),
+        "step_ms": statistics.median(times[1:]),
+        "peak_reserved_mib": torch.cuda.max_memory_reserved() / MIB,
     }

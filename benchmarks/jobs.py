@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import warnings
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from common import MIB, OURS
+from common import OURS, RMM
 from measuring import (
     device_used_mib,
     driver_version,
@@ -18,7 +19,7 @@ from measuring import (
     nvidia_smi_used_mib,
     use_allocator,
 )
-from models import JOBS, SMALL, Shape, gpt2, import_job, llama_trainer, varlen_schedule
+from models import JOBS, SMALL, Shape, Step, gpt2, import_job, llama_trainer, varlen_schedule
 from neighbour import Client
 from streams import set_limit, survives
 
@@ -46,6 +47,11 @@ def prepare(allocator: str, strict: bool = False) -> None:
     torch.manual_seed(0)
 
 
+def made(job: str, small: bool) -> tuple[Step, int]:
+    """The step of a job, and how many a pass has."""
+    return JOBS[job].make(small), JOBS[job].small_steps if small else JOBS[job].steps
+
+
 def measure(allocator: str, job: str, small: bool = False) -> Iterator[dict[str, Any]]:
     """One process, of which each turn but the first is a pass through the schedule.
 
@@ -58,17 +64,14 @@ def measure(allocator: str, job: str, small: bool = False) -> Iterator[dict[str,
     yield {}
     others = nvidia_smi_used_mib()
     prepare(allocator, JOBS[job].strict)
-    steps = JOBS[job].small_steps if small else JOBS[job].steps
-    step = JOBS[job].make(small)
-    first = True
-    while True:
+    step, steps = made(job, small)
+    for turn in itertools.count():
         torch.cuda.synchronize()
         begin = time.perf_counter()
         outputs = [step(number) for number in range(steps)]
         torch.cuda.synchronize()
-        step_ms = (time.perf_counter() - begin) * 1e3 / steps
         figures: dict[str, Any] = {
-            "step_ms": step_ms,
+            "step_ms": (time.perf_counter() - begin) * 1e3 / steps,
             "outputs": [output.item().hex() for output in outputs],
             **memory_figures(),
         }
@@ -76,7 +79,7 @@ def measure(allocator: str, job: str, small: bool = False) -> Iterator[dict[str,
             raise RuntimeError(
                 "memory ran out beside the other workers: this GPU is too small for so many"
             )
-        if first:
+        if turn == 0:
             check_segments(allocator)
             figures["machine"] = machine()
             smi = nvidia_smi_used_mib()
@@ -84,25 +87,16 @@ def measure(allocator: str, job: str, small: bool = False) -> Iterator[dict[str,
                 taken = others + figures["reserved_mib"]
                 figures["beyond_reserved_mib"] = device_used_mib() - taken
                 figures["smi_beyond_reserved_mib"] = smi - taken
-        first = False
         yield figures
 
 
-def segment_kinds() -> set[str]:
-    """The kinds of segments that PyTorch's allocator holds now."""
-    return {
-        "mapped" if one.get("is_expandable") else "classic" for one in torch.cuda.memory_snapshot()
-    }
-
-
 def check_segments(allocator: str) -> None:
-    """Raises where ours has taken segments, and none of the kind that the environment
-    asks for."""
+    """Raises where ours has taken segments, and none of the kind that the environment asks for."""
     wanted = os.environ.get("ESPER_ALLOC_SEGMENTS")
     if allocator != OURS or wanted is None:
         return
-    kinds = segment_kinds()
-    if kinds and wanted not in kinds:
+    expandable = {bool(one.get("is_expandable")) for one in torch.cuda.memory_snapshot()}
+    if expandable and (wanted == "mapped") not in expandable:
         raise RuntimeError(
             f"ESPER_ALLOC_SEGMENTS={wanted}, but no segment is {wanted}: this esper_alloc "
             "or this driver has no such segments"
@@ -112,20 +106,16 @@ def check_segments(allocator: str) -> None:
 def record(
     allocator: str, job: str, path: str, passes: int = 1, small: bool = False
 ) -> dict[str, Any]:
-    """So many passes with their history, which goes to `path`.
-
-    segments: the kind that was taken, mapped where there were both.
-    """
+    """So many passes with their history, which goes to `path`."""
     prepare(allocator, JOBS[job].strict)
     torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
-    step = JOBS[job].make(small)
-    for _ in range(passes):
-        for number in range(JOBS[job].small_steps if small else JOBS[job].steps):
-            step(number)
+    step, steps = made(job, small)
+    for number in [*range(steps)] * passes:
+        step(number)
     torch.cuda.synchronize()
     check_segments(allocator)
     torch.cuda.memory._dump_snapshot(path)
-    return {"machine": machine(), "segments": max(segment_kinds()), **memory_figures()}
+    return {"machine": machine(), **memory_figures()}
 
 
 # --- little memory -----------------------------------------------------------
@@ -149,35 +139,24 @@ def trial(name: str, batch: int, small: bool) -> None:
     """Trains a new model for some steps of at most `batch` sequences."""
     torch.manual_seed(0)
     if name == "gpt2":
-        with torch.device("cuda"):
-            step = gpt2(small, 256)
-        for _ in range(3):
-            step(batch)
+        step, schedule = gpt2(small, 256), [(batch,)] * 3
     else:
         shape = SMALL if small else Shape(longest=512)
-        steps = llama_trainer(shape)
-        for sequences, length in varlen_schedule(12, batch, shape.longest):
-            steps(sequences, length)
+        step, schedule = llama_trainer(shape), varlen_schedule(12, batch, shape.longest)
+    for sizes in schedule:
+        step(*sizes)
     torch.cuda.synchronize()
 
 
 def find_batch(name: str, small: bool) -> dict[str, Any]:
     set_limit(LIMIT)
-    tried: list[int] = []
 
     def fits(batch: int) -> bool:
-        tried.append(batch)
         why = survives(lambda: trial(name, batch, small))
         torch.cuda.empty_cache()
         return why is None
 
-    return {"batch": largest(fits, 4 if small else MOST), "tries": len(tried)}
-
-
-def peak_bytes() -> int:
-    """What was live at the most, as it was asked for where the allocator knows."""
-    stats = torch.cuda.memory_stats()
-    return int(stats.get("requested_bytes.all.peak") or torch.cuda.max_memory_allocated())
+    return {"batch": largest(fits, 4 if small else MOST)}
 
 
 def take(size: int) -> Any:
@@ -187,15 +166,14 @@ def take(size: int) -> Any:
 
 def run_under_pressure(what: str, name: str, small: bool) -> dict[str, Any]:
     """failed: 1 where memory ran out; then there is no step_ms."""
-    job = JOBS[name]
-    steps = job.small_steps if small else job.steps
     if what == "tight":
         set_limit(LIMIT)
-    step = job.make(small)
+    step, steps = made(name, small)
     for number in range(steps):
         step(number)
     torch.cuda.synchronize()
-    peak = peak_bytes()
+    stats = torch.cuda.memory_stats()  # what was live at the most: as asked for, where it is known
+    peak = int(stats.get("requested_bytes.all.peak") or torch.cuda.max_memory_allocated())
     torch.cuda.empty_cache()
     took: list[float] = []
 
@@ -225,17 +203,11 @@ def run_under_pressure(what: str, name: str, small: bool) -> dict[str, Any]:
             again(lambda: leave(ROOM_THEN))
 
     why = survives(tight if what == "tight" else neighbour)
-    return {
-        "failed": int(why is not None),
-        "why": why,
-        "step_ms": took[0] if took else None,
-        "peak_mib": peak / MIB,
-        "retries": memory_figures()["retries"],
-    }
+    return {"failed": int(why is not None), "why": why, "step_ms": took[0] if took else None}
 
 
 def limits(allocator: str, what: str, job: str, small: bool = False) -> dict[str, Any]:
     prepare(allocator)
     found = find_batch(job, small) if what == "batch" else run_under_pressure(what, job, small)
     check_segments(allocator)
-    return {"machine": machine(), **found}
+    return {"machine": machine(), **found, "left_out": {RMM: "it knows no memory fraction"}}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from common import NATIVE, OURS, PEERS, Options, Rounds, Row, medians
@@ -22,24 +23,18 @@ def title_of(job: str, segments: str | None) -> str:
 
 
 def passes(measured: Rounds) -> Rounds:
-    """Rounds without the first pass. Each has the peaks of the whole process, the device_calls of
-    its own pass, and the first of them the first pass's step time as first_step_ms."""
+    """Rounds without the first pass. Each has the peaks of the whole process, and the first of them
+    the first pass's step time as first_step_ms."""
     if len(measured) < 2:
         return []
     warm_up, *later = measured
-    rounds: Rounds = []
-    calls = {case: figures.get("device_calls", 0) for case, figures in warm_up.items()}
-    for number, one in enumerate(later):
-        rounds.append({})
+    rounds = [{case: dict(figures) for case, figures in one.items()} for one in later]
+    for one in rounds:
         for case, figures in one.items():
-            peaks = {key: measured[-1].get(case, figures)[key] for key in PEAKS}
-            found = rounds[-1][case] = {**figures, **peaks}
-            if "device_calls" in figures:
-                found["device_calls"] -= calls[case]
-                calls[case] = figures["device_calls"]
-            if number == 0:
-                found |= {key: warm_up[case].get(key) for key in ONCE}
-                found["first_step_ms"] = warm_up[case]["step_ms"]
+            figures |= {key: measured[-1].get(case, figures)[key] for key in PEAKS}
+    for case, found in rounds[0].items():
+        found |= {key: warm_up[case].get(key) for key in ONCE}
+        found["first_step_ms"] = warm_up[case]["step_ms"]
     return rounds
 
 
@@ -52,15 +47,13 @@ def least(rounds: Rounds, key: str) -> str | None:
 def with_best(rounds: Rounds) -> Rounds:
     """The rounds, with the best peers under names of their own."""
     smallest, fastest = least(rounds, "peak_allocated_mib"), least(rounds, "step_ms")
-    added = []
-    for one in rounds:
-        more = dict(one)
+    added = [dict(one) for one in rounds]
+    for one in added:
         if smallest in one:
             allocated = one[smallest]["peak_allocated_mib"]
-            more[LEAST] = {"peak_reserved_mib": allocated, "peak_allocated_mib": allocated}
+            one[LEAST] = {"peak_reserved_mib": allocated, "peak_allocated_mib": allocated}
         if fastest in one:
-            more[FASTEST] = one[fastest]
-        added.append(more)
+            one[FASTEST] = one[fastest]
     return added
 
 
@@ -71,19 +64,11 @@ def whole_job(rounds: Rounds, case: str) -> float:
     return statistics.fmean(found) if all(found) else 0.0
 
 
-def differing(a: Sequence[str], b: Sequence[str]) -> int:
-    """At how many places two lists of outputs differ."""
-    return sum(one != other for one, other in zip(a, b)) + abs(len(a) - len(b))
-
-
-def output_differences(rounds: Rounds, cases: Sequence[str]) -> list[int]:
+def output_differences(rounds: Rounds, *cases: str) -> list[int]:
     """How many outputs of these cases differ from those of native's same pass."""
-    return [
-        differing(one[case]["outputs"], one[NATIVE]["outputs"])
-        for one in rounds
-        for case in cases
-        if case in one and NATIVE in one
-    ]
+    both = [(one[case]["outputs"], one[NATIVE]["outputs"])
+            for one in rounds for case in cases if {case, NATIVE} <= one.keys()]  # fmt: skip
+    return [sum(x != y for x, y in zip_longest(a, b)) for a, b in both]
 
 
 def job_rows(job: str, by_place: bool, rounds: Rounds, options: Options) -> Iterator[Row]:
@@ -108,25 +93,22 @@ def job_rows(job: str, by_place: bool, rounds: Rounds, options: Options) -> Iter
         name = f"{title}: step time of native, run again"
         yield Row(name, "ms", "step_ms", AGAIN, NATIVE)
         if all(means[case] for case in (OURS, NATIVE, AGAIN)):
-            yield Row(f"{over}, within native's own spread", "ms", "", means[OURS],
-                      max(means[NATIVE], means[AGAIN]), 1.0,
-                          peer_name="native's slower run")  # fmt: skip
+            name, slower = f"{over}, within native's own spread", max(means[NATIVE], means[AGAIN])
+            yield Row(name, "ms", "", means[OURS], slower, 1.0, peer_name="native's slower run")
     yield Row(f"{title}: peak allocated", "MiB", "peak_allocated_mib", OURS, LEAST)
-    changes = f"{title}: changes of reserved memory in a later pass"
-    yield Row(changes, "changes", "device_calls", OURS, NATIVE)
     for name, key in (
         ("device memory in use beyond reserved", "beyond_reserved_mib"),
         ("nvidia-smi's memory in use beyond reserved", "smi_beyond_reserved_mib"),
     ):
         if OURS in medians(rounds, key):
             yield Row(f"{title}: {name}", "MiB", key, OURS, NATIVE, 2.0, "difference")
-    ours = output_differences(rounds, (OURS,))
+    ours = output_differences(rounds, OURS)
     if ours:
-        peers = output_differences(rounds, [one for one in PEERS if one != NATIVE])
+        peers = output_differences(rounds, *(one for one in PEERS if one != NATIVE))
         agreed = bool(peers) and not any(peers)
+        most = None if by_place and not agreed else 0.0
         yield Row(f"{title}: outputs that differ from native's", "outputs", "", ours, peers or [0],
-                  None if by_place and not agreed else 0.0, "ours",
-                      peer_name="the other peers")  # fmt: skip
+                  most, "ours", peer_name="the other peers")  # fmt: skip
     for peer in PEERS:
         if any(peer in one for one in rounds):
             yield Row(f"{title}: peak reserved", *reserved[1:], OURS, peer)

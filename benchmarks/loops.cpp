@@ -11,12 +11,13 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <future>
 #include <limits>
 #include <memory>
 #include <random>
@@ -79,12 +80,12 @@ const esper_capi *checked(const void *address)
   return esper;
 }
 
-enum { BARE, PUBLIC, IMMORTAL, LIST, COSTS };
+enum { BARE, PUBLIC, IMMORTAL, COSTS };
 
 // A mark in C beside the driver's record, by turns in one process, each round's ns:
 // BARE a bare cuEventRecord; PUBLIC esper_alloc_record_use, which knows nothing of
 // the stream; IMMORTAL esper_record_use on a stream that lives for ever, as the
-// PyTorch part calls it; LIST the same for eight blocks at once.
+// PyTorch part calls it.
 void mark_costs(const esper_capi *esper, long rounds, long count, double *found)
 {
   auto side = c10::cuda::getStreamFromPool(false, 0);
@@ -98,9 +99,7 @@ void mark_costs(const esper_capi *esper, long rounds, long count, double *found)
   C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   esper_core *core = esper->instance();
   const esper_stream stream{side.stream(), 0, ESPER_STREAM_IMMORTAL};
-  std::array<const void *, 8> blocks;
-  for (auto &block : blocks)
-    block = allocator::raw_alloc(4096);
+  const void *block = allocator::raw_alloc(4096);
   auto timed_from_idle = [&](long calls, auto body) {
     C10_CUDA_CHECK(cudaStreamSynchronize(side.stream()));
     return timed(calls, body);
@@ -110,37 +109,18 @@ void mark_costs(const esper_capi *esper, long rounds, long count, double *found)
       if (record(event, side.stream()))
         throw std::runtime_error("cuEventRecord failed");
     });
-    costs[PUBLIC] = timed_from_idle(calls, [&] {
-      must(esper, esper->alloc_record_use(blocks[0], side.stream()));
-    });
+    costs[PUBLIC] =
+        timed_from_idle(calls, [&] { must(esper, esper->alloc_record_use(block, side.stream())); });
     costs[IMMORTAL] = timed_from_idle(calls, [&] {
-      must(esper, esper->record_use(core, blocks.data(), 1, stream, 0, nullptr));
-    });
-    costs[LIST] = timed_from_idle(calls, [&] {
-      must(esper, esper->record_use(core, blocks.data(), 8, stream, 0, nullptr));
+      must(esper, esper->record_use(core, &block, 1, stream, 0, nullptr));
     });
   };
   round(count / 10 + 1, found);
   for (long i = 0; i < rounds; i++)
     round(count, found + i * COSTS);
   C10_CUDA_CHECK(cudaStreamSynchronize(side));
-  for (auto block : blocks)
-    allocator::raw_delete(const_cast<void *>(block));
+  allocator::raw_delete(const_cast<void *>(block));
   C10_CUDA_CHECK(cudaEventDestroy(event));
-}
-
-// Re-recording one event on an idle stream: the driver's price of a mark.
-double event_record_ns(long count)
-{
-  auto stream = c10::cuda::getStreamFromPool(false, 0);
-  cudaEvent_t event;
-  C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-  for (int i = 0; i < 100; i++)
-    C10_CUDA_CHECK(cudaEventRecord(event, stream));
-  const double ns = timed(count, [&] { C10_CUDA_CHECK(cudaEventRecord(event, stream)); });
-  C10_CUDA_CHECK(cudaStreamSynchronize(stream));
-  C10_CUDA_CHECK(cudaEventDestroy(event));
-  return ns;
 }
 
 // --- many threads, each on a stream of its own -----------------------------
@@ -182,7 +162,6 @@ struct Run {
   bool handing; // the next thread frees what a thread allocated
   std::atomic<int> phase{WARMING};
   std::atomic<int> ready{0};
-  std::atomic<bool> failed{false};
   std::vector<std::unique_ptr<Ring>> rings; // one from each thread to the next
 };
 
@@ -234,41 +213,29 @@ double pairs_rate(int thread_count, size_t size, bool handing, long milliseconds
     streams.push_back(c10::cuda::getStreamFromPool(false, 0));
     run.rings.push_back(std::make_unique<Ring>());
   }
-  std::vector<uint64_t> pairs(size_t(thread_count) * LINE, 0); // each on a line of its own
-  std::vector<std::thread> threads;
-  for (int i = 0; i < thread_count; i++)
-    threads.emplace_back([&, i] {
-      try {
-        c10::cuda::CUDAStreamGuard guard(streams[size_t(i)]);
-        cudaFree(nullptr); // the thread has a context, as one that launches work has
-        run.ready++;
-        pairs[size_t(i) * LINE] = work(run, size_t(i));
-      } catch (const std::exception &) {
-        run.ready++;
-        run.failed = true;
-        run.phase = OVER;
-      }
-    });
+  std::vector<std::future<uint64_t>> threads;
+  for (size_t i = 0; i < streams.size(); i++)
+    threads.push_back(std::async(std::launch::async, [&, i] {
+      run.ready++;
+      c10::cuda::CUDAStreamGuard guard(streams[i]);
+      cudaFree(nullptr); // the thread has a context, as one that launches work has
+      return work(run, i);
+    }));
   while (run.ready < thread_count)
     std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds / 4 + 1));
-  int warming = WARMING;
-  run.phase.compare_exchange_strong(warming, COUNTING);
+  run.phase = COUNTING;
   const auto begin = Clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
   run.phase = OVER;
   const double took = nanoseconds_since(begin);
+  uint64_t pairs = 0;
   for (auto &thread : threads)
-    thread.join();
+    pairs += thread.get(); // throws what the thread threw
   for (auto &ring : run.rings)
     while (void *block = ring->take())
       allocator::raw_delete(block);
-  if (run.failed)
-    throw std::runtime_error("a thread failed to allocate");
-  uint64_t sum = 0;
-  for (uint64_t count : pairs)
-    sum += count;
-  return double(sum) / took * 1e3;
+  return double(pairs) / took * 1e3;
 }
 
 // --- among many live blocks ------------------------------------------------
@@ -296,44 +263,16 @@ private:
   size_t at_ = 0;
 };
 
-struct Block {
-  void *ptr;
-  size_t size;
-};
-
-// What PyTorch says is reserved; nan where the allocator has no statistics.
-double reserved_bytes()
-{
-  try {
-    return double(allocator::getDeviceStats(0).reserved_bytes[0].current);
-  } catch (const std::exception &) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-}
-
-// The highest address first: a sorted list of what is free is searched from the front.
-void free_all(std::vector<Block> &blocks)
-{
-  std::sort(blocks.begin(), blocks.end(),
-            [](const Block &a, const Block &b) { return a.ptr > b.ptr; });
-  for (auto &block : blocks)
-    if (block.ptr)
-      allocator::raw_delete(block.ptr);
-}
-
 // Replaces the victims, for no more than `longest` seconds: ns of one replacement.
-double replace(std::vector<Block> &blocks, const std::vector<uint32_t> &victims, Sizes &sizes,
+double replace(std::vector<void *> &blocks, const std::vector<uint32_t> &victims, Sizes &sizes,
                double longest)
 {
   constexpr size_t LOOK = 1024; // at the clock, every so often
   size_t made = 0;
   const auto begin = Clock::now();
   for (const uint32_t victim : victims) {
-    Block &block = blocks[victim];
-    allocator::raw_delete(block.ptr);
-    block.ptr = nullptr;
-    block.size = sizes.next();
-    block.ptr = allocator::raw_alloc(block.size);
+    allocator::raw_delete(blocks[victim]);
+    blocks[victim] = allocator::raw_alloc(sizes.next());
     if (++made % LOOK == 0 && nanoseconds_since(begin) > longest * 1e9)
       break;
   }
@@ -341,34 +280,25 @@ double replace(std::vector<Block> &blocks, const std::vector<uint32_t> &victims,
 }
 
 // A block drawn at random is freed and another size asked for in its place, `count` times in each
-// of the rounds, whose ns go to `ns`. What is live and reserved at the end goes to `bytes`.
-void churn(size_t live, Sizes sizes, long count, int rounds, double longest, double *ns,
-           double *bytes)
+// of the rounds, whose ns go to `ns`. Where memory runs out, blocks stay: the process is to end.
+void churn(size_t live, Sizes sizes, long count, int rounds, double longest, double *ns)
 {
   std::mt19937_64 random(7);
   std::vector<uint32_t> victims(static_cast<size_t>(count));
-  std::vector<Block> blocks(live);
-  try {
-    for (auto &block : blocks) {
-      block.size = sizes.next();
-      block.ptr = allocator::raw_alloc(block.size);
-    }
-    for (int round = 0; round <= rounds; round++) {
-      for (auto &victim : victims)
-        victim = uint32_t(random() % live);
-      const double took = replace(blocks, victims, sizes, longest);
-      if (round) // in the first one memory comes from the device
-        ns[round - 1] = took;
-    }
-    bytes[1] = reserved_bytes();
-  } catch (...) {
-    free_all(blocks);
-    throw;
+  std::vector<void *> blocks(live);
+  for (void *&block : blocks)
+    block = allocator::raw_alloc(sizes.next());
+  for (int round = 0; round <= rounds; round++) {
+    for (auto &victim : victims)
+      victim = uint32_t(random() % live);
+    const double took = replace(blocks, victims, sizes, longest);
+    if (round) // in the first one memory comes from the device
+      ns[round - 1] = took;
   }
-  bytes[0] = 0;
-  for (const auto &block : blocks)
-    bytes[0] += double(block.size);
-  free_all(blocks);
+  // The highest address first: a sorted list of what is free is searched from the front.
+  std::sort(blocks.begin(), blocks.end(), std::greater<>());
+  for (void *block : blocks)
+    allocator::raw_delete(block);
 }
 
 // --- a recorded job --------------------------------------------------------
@@ -396,18 +326,15 @@ const std::vector<c10::cuda::CUDAStream> &streams_of(size_t count)
   return streams;
 }
 
-// The ns of each malloc, and behind them of each free; how many mallocs there are. What a stream
-// of the job still used when it was freed is freed like the rest: the streams are idle here. What
-// is left live at the end is freed, untimed.
-size_t times_ns(const std::vector<Operation> &operations, size_t slots, size_t stream_count,
-                uint32_t *times)
+// The ns of each malloc and free. What a stream of the job still used when it was freed is freed
+// like the rest: the streams are idle here. What is left live at the end is freed, untimed.
+void times_ns(const std::vector<Operation> &operations, size_t slots, size_t stream_count,
+              uint32_t *times)
 {
   const std::vector<c10::cuda::CUDAStream> &streams = streams_of(stream_count);
   std::vector<void *> blocks(slots, nullptr);
-  std::vector<uint32_t> frees;
-  frees.reserve(operations.size());
-  size_t mallocs = 0;
   for (const Operation &one : operations) {
+    uint32_t &took = *times++;
     if (one.code == DONE)
       continue;
     void *&block = blocks.at(one.slot);
@@ -415,19 +342,17 @@ size_t times_ns(const std::vector<Operation> &operations, size_t slots, size_t s
       const cudaStream_t stream = streams.at(one.stream).stream();
       const auto begin = Clock::now();
       block = allocator::raw_alloc_with_stream(one.size, stream);
-      times[mallocs++] = ns_since(begin);
+      took = ns_since(begin);
     } else {
       const auto begin = Clock::now();
       allocator::raw_delete(block);
-      frees.push_back(ns_since(begin));
+      took = ns_since(begin);
       block = nullptr;
     }
   }
   for (void *block : blocks)
     if (block)
       allocator::raw_delete(block);
-  std::copy(frees.begin(), frees.end(), times + mallocs);
-  return mallocs;
 }
 
 } // namespace
@@ -453,20 +378,6 @@ double loops_pair_ns(size_t size, long count)
       [&] { return timed(count, [&] { allocator::raw_delete(allocator::raw_alloc(size)); }); });
 }
 
-// The same as a tensor does it.
-double loops_data_pointer_ns(size_t size, long count)
-{
-  return measured([&] {
-    auto *current = allocator::get();
-    return timed(count, [&] { c10::DataPtr dropped = current->allocate(size); });
-  });
-}
-
-double loops_event_record_ns(long count)
-{
-  return measured([&] { return event_record_ns(count); });
-}
-
 double loops_mark_costs(const void *esper, long rounds, long count, double *found)
 {
   return measured([&] {
@@ -481,10 +392,10 @@ double loops_pairs_rate(int threads, size_t size, int handing, long milliseconds
 }
 
 double loops_churn(size_t live, double least, double most, double power, long count, int rounds,
-                   double longest, double *ns, double *bytes)
+                   double longest, double *ns)
 {
   return measured([&] {
-    churn(live, Sizes(least, most, power), count, rounds, longest, ns, bytes);
+    churn(live, Sizes(least, most, power), count, rounds, longest, ns);
     return 0.0;
   });
 }
@@ -492,7 +403,9 @@ double loops_churn(size_t live, double least, double most, double power, long co
 double loops_times_ns(const Operation *operations, size_t count, size_t slots, size_t streams,
                       uint32_t *times)
 {
-  return measured(
-      [&] { return double(times_ns({operations, operations + count}, slots, streams, times)); });
+  return measured([&] {
+    times_ns({operations, operations + count}, slots, streams, times);
+    return 0.0;
+  });
 }
 }

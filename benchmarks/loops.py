@@ -10,10 +10,10 @@ import functools
 import math
 import os
 import shlex
+import statistics
 import subprocess
 import sysconfig
 import tempfile
-from array import array
 from collections.abc import Sequence
 from ctypes import c_char_p, c_double, c_int, c_long, c_size_t, c_uint32, c_void_p
 from hashlib import sha256
@@ -21,18 +21,14 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 CSRC = SOURCE.parents[1] / "csrc"
-HEADERS = [
-    CSRC / name for name in ("python/capi.h", "esper_alloc.h", "esper_report.h", "esper_sleep.h")
-]
+HEADERS = [CSRC / "python" / "capi.h", *sorted(CSRC.glob("esper_*.h"))]
 OPERATION = 24  # bytes of a packed one
 #: What each loop takes; it gives a number, nan where it failed.
 TAKES = {
     "pair_ns": (c_size_t, c_long),
-    "data_pointer_ns": (c_size_t, c_long),
-    "event_record_ns": (c_long,),
     "mark_costs": (c_void_p, c_long, c_long, c_void_p),
     "pairs_rate": (c_int, c_size_t, c_int, c_long),
-    "churn": (c_size_t, *[c_double] * 3, c_long, c_int, c_double, c_void_p, c_void_p),
+    "churn": (c_size_t, *[c_double] * 3, c_long, c_int, c_double, c_void_p),
     "times_ns": (c_char_p, c_size_t, c_size_t, c_size_t, c_void_p),
 }
 
@@ -101,27 +97,29 @@ def capi() -> int:
     return ctypes.pythonapi.PyCapsule_Import(c_char_p(load().loops_capi_name()), 0)
 
 
-def mark_costs(rounds: int, count: int) -> list[tuple[float, ...]]:
-    """ns a call of each round: cuEventRecord, esper_alloc_record_use, esper_record_use, and the
-    last of eight blocks."""
-    found = (c_double * (4 * rounds))()
+def mark_costs(rounds: int, count: int) -> dict[str, float]:
+    """ns a call, each the median of rounds in which these took turns."""
+    names = ("cuEventRecord", "esper_alloc_record_use", "esper_record_use")
+    found = (c_double * (len(names) * rounds))()
     call("mark_costs", capi(), rounds, count, found)
-    return [tuple(found[4 * i : 4 * i + 4]) for i in range(rounds)]
+    columns = (found[i :: len(names)] for i in range(len(names)))
+    return {f"C, {name}": statistics.median(one) for name, one in zip(names, columns)}
 
 
-def churn(live: int, *how: float, rounds: int, longest: float) -> tuple[list[float], float, float]:
-    """ns of a replacement in each round, live bytes, and reserved ones, nan if torch has no
-    statistics. `how`: least, most, power and count, as loops.cpp explains."""
-    ns, found = (c_double * rounds)(), (c_double * 2)()
-    call("churn", live, *how, rounds, longest, ns, found)
-    return list(ns), found[0], found[1]
+def churn(live: int, *how: float, rounds: int, longest: float) -> list[float]:
+    """ns of a replacement in each round. `how`: least, most, power and count, as loops.cpp
+    explains."""
+    ns = (c_double * rounds)()
+    call("churn", live, *how, rounds, longest, ns)
+    return list(ns)
 
 
 def times_ns(packed: bytes, slots: int, streams: int) -> tuple[Sequence[int], Sequence[int]]:
     """ns of each malloc of a recorded job, and of each free."""
     count = len(packed) // OPERATION
     times = (c_uint32 * count)()
-    mallocs = int(call("times_ns", bytes(packed), count, slots, streams, times))
-    frees = sum(packed[i] in (1, 2) for i in range(0, len(packed), OPERATION))
-    both = array("I", bytes(times))
-    return both[:mallocs], both[mallocs : mallocs + frees]
+    call("times_ns", bytes(packed), count, slots, streams, times)
+    of_codes = list(zip(packed[::OPERATION], times))  # the first byte is the code
+    return [ns for code, ns in of_codes if code == 0], [
+        ns for code, ns in of_codes if code in (1, 2)
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import loops
@@ -13,81 +13,45 @@ import torch
 from common import MIB, OURS
 from measuring import machine, use_allocator
 from models import gpt2
+from streams import mark
 
 # --- when dropped memory serves again ----------------------------------------
 ELEMENTS = 16 * MIB  # of int32: 64 MiB
-READ_MS = 2.0
-UNRELATED_MS = 50.0
+READ_MS, UNRELATED_MS = 2.0, 50.0
 TRIES = 20
 
 
+def over(tries: Sequence[dict[str, float]], first: int = 0) -> dict[str, float]:
+    """Medians of the figures from try `first` on; what is wrong, of all tries together."""
+    found = {key: statistics.median(one[key] for one in tries[first:]) for key in tries[0]}
+    return {**found, "wrong": sum(one["wrong"] for one in tries)}
+
+
+@torch.no_grad()
 def precision(allocator: str, marks: str) -> dict[str, Any]:
-    """Figures over the tries: medians in ms and MiB, and counts.
-
-    reused: tries in which the next allocation got the dropped memory at once.
-    beside_work: of these, how many were written while the unrelated work ran.
-    gpu_wait_ms: from the allocation to its first write, on the GPU.
-    serves_again_ms: from the drop until the memory serves again.
-    grown_mib: memory that the next allocation took from the device.
-    wrong: elements that the reader got wrong.
-    """
+    """serves_again_ms: from the drop until the memory serves again. grown_mib: what the next
+    allocation took from the device. wrong: elements that the reader got wrong."""
     use_allocator(allocator)
-    with torch.no_grad():
-        tries = _tries(marks)
-    return {
-        "machine": machine(),
-        "tries": len(tries),
-        "reused": sum(one["reused"] for one in tries),
-        "beside_work": sum(one["reused"] and one["beside_work"] for one in tries),
-        "wrong": sum(one["wrong"] for one in tries),
-        **{
-            key: statistics.median(one[key] for one in tries)
-            for key in ("gpu_wait_ms", "serves_again_ms", "grown_mib")
-        },
-    }
-
-
-def _tries(marks: str) -> list[dict]:
-    main = torch.cuda.current_stream()
-    cycles_per_ms = _cycles_per_ms()
+    main, cycles_per_ms = torch.cuda.current_stream(), _cycles_per_ms()
     side = _beside(main, cycles_per_ms)
     out = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
 
     def sleep(milliseconds: float) -> None:
         torch.cuda._sleep(int(milliseconds * cycles_per_ms))
 
-    def read_and_mark(x: torch.Tensor) -> None:
-        if marks == "using":
-            import esper_alloc
-
-            with esper_alloc.using(x, stream=side):
-                sleep(READ_MS)
-                out.copy_(x)
-            return
+    def once(value: int) -> dict[str, float]:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        x = torch.full((ELEMENTS,), value, dtype=torch.int32, device="cuda")
         side.wait_stream(main)
         with torch.cuda.stream(side):
             sleep(READ_MS)
             out.copy_(x)
-        if marks == "record_use":
-            import esper_alloc
-
-            esper_alloc.record_use(x, side)
-        elif marks == "record_stream":
-            x.record_stream(side)
-        else:
-            raise ValueError(f"unknown marks {marks!r}")
-
-    def once(value: int) -> dict:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        x = torch.full((ELEMENTS,), value, dtype=torch.int32, device="cuda")
-        read_and_mark(x)
+        mark(marks, x, side)
         with torch.cuda.stream(side):
             sleep(UNRELATED_MS)
         before = torch.cuda.memory_stats()
-        active = before["active_bytes.all.current"]
-        start = torch.cuda.Event(enable_timing=True)
-        written = torch.cuda.Event(enable_timing=True)
+        start, written = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         address = x.data_ptr()
         del x
         dropped = time.perf_counter()
@@ -96,12 +60,10 @@ def _tries(marks: str) -> list[dict]:
         z.fill_(-value)
         written.record()
         written.synchronize()
-        beside_work = not side.query()
-        reused = z.data_ptr() == address
-        gpu_wait = start.elapsed_time(written)
-        if reused:
-            serves_again = gpu_wait
+        if z.data_ptr() == address:
+            serves_again = start.elapsed_time(written)
         else:  # z is active beside it: wait until only z is
+            active = before["active_bytes.all.current"]
             while torch.cuda.memory_stats()["active_bytes.all.current"] > active:
                 torch.empty(1, device="cuda")  # native looks for what is done at a malloc
                 if time.perf_counter() - dropped > 10:
@@ -110,21 +72,18 @@ def _tries(marks: str) -> list[dict]:
         reserved = torch.cuda.memory_stats()["reserved_bytes.all.current"]
         torch.cuda.synchronize()
         return {
-            "reused": reused,
-            "beside_work": beside_work,
-            "gpu_wait_ms": gpu_wait,
             "serves_again_ms": serves_again,
             "grown_mib": (reserved - before["reserved_bytes.all.current"]) / MIB,
             "wrong": int((out != value).sum()),
         }
 
     once(1), once(2)  # everything warm
-    return [once(value) for value in range(3, 3 + TRIES)]
+    return {"machine": machine(), **over([once(value) for value in range(3, 3 + TRIES)])}
 
 
 def _cycles_per_ms() -> float:
     """How many cycles torch.cuda._sleep needs for a millisecond, clocks up."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(50_000_000)
     rates = []
     for _ in range(5):
@@ -136,7 +95,7 @@ def _cycles_per_ms() -> float:
     return max(rates)
 
 
-def _beside(main, cycles_per_ms: float):
+def _beside(main: torch.cuda.Stream, cycles_per_ms: float) -> torch.cuda.Stream:
     """A stream whose waits do not block `main`: streams may share a hardware queue."""
     probe = torch.zeros(1, device="cuda")
     for _ in range(32):
@@ -156,45 +115,17 @@ def _beside(main, cycles_per_ms: float):
 
 
 # --- the memory of a captured graph ------------------------------------------
-GRAPH_ELEMENTS = 4 * MIB  # of float32: 16 MiB
-STRIDE = 4096
-LAYERS = 32
-JOIN_AFTER = 2  # layers
-CAPTURES = 7
-REPLAYS = 5
+GRAPH_ELEMENTS, STRIDE = 4 * MIB, 4096  # of float32: 16 MiB
+LAYERS, JOIN_AFTER = 32, 2
+CAPTURES, REPLAYS = 7, 5
 
 
+@torch.no_grad()
 def captures(allocator: str, marks: str) -> dict[str, Any]:
-    """Figures over the captures: medians, but sums of what is wrong.
-
-    pool_mib: memory of the graph's private pool after the capture.
-    capture_ms: the captured code itself, on the host.
-    replay_ms: one replay, on the GPU.
-    wrong: elements that the side stream, or the end of the chain, got wrong.
-    """
+    """pool_mib: memory of the graph's private pool. capture_ms: the captured code itself, on the
+    host. replay_ms: one replay, on the GPU. wrong: elements that the side stream, or the end of
+    the chain, got wrong."""
     use_allocator(allocator)
-    with torch.no_grad():
-        found = _captures(marks)
-    return {
-        "machine": machine(),
-        "wrong": sum(one["wrong"] for one in found),
-        **{
-            key: statistics.median(one[key] for one in found[1:])
-            for key in ("pool_mib", "capture_ms", "replay_ms")
-        },
-    }
-
-
-def _captures(marks: str) -> list[dict]:
-    if marks == "record_use":
-        import esper_alloc
-
-        protect = esper_alloc.record_use
-    else:
-
-        def protect(tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
-            tensor.record_stream(stream)
-
     side = torch.cuda.Stream()
     x = torch.zeros(GRAPH_ELEMENTS, device="cuda")
     last = torch.zeros_like(x)
@@ -210,30 +141,27 @@ def _captures(marks: str) -> list[dict]:
             with torch.cuda.stream(side):
                 torch.cuda._sleep(50_000)  # some 30 us
                 samples[layer].copy_(y.view(-1, STRIDE)[:, 0])
-            protect(y, side)
+            mark(marks, y, side)
             reads.append(side.record_event())
             if layer >= JOIN_AFTER:
                 main.wait_event(reads[layer - JOIN_AFTER])
         last.copy_(y)
         main.wait_stream(side)
 
-    def once(value: float) -> dict:
+    def once(value: float) -> dict[str, float]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             begin = time.perf_counter()
             chain()
             end = time.perf_counter()
-        pool = graph.pool()
-        held = sum(
-            segment["total_size"]
-            for segment in torch.cuda.memory_snapshot()
-            if tuple(segment["segment_pool_id"]) == tuple(pool)
-        )
+        pool = tuple(graph.pool())
+        segments = torch.cuda.memory_snapshot()
+        held = sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) == pool)
         wrong = 0
         times = []
+        layers = torch.arange(1, LAYERS + 1, device="cuda").view(-1, 1)
         for turn in range(REPLAYS):
-            start = torch.cuda.Event(enable_timing=True)
-            done = torch.cuda.Event(enable_timing=True)
+            start, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             x.fill_(value + turn)
             samples.zero_()
             start.record()
@@ -241,7 +169,6 @@ def _captures(marks: str) -> list[dict]:
             done.record()
             done.synchronize()
             times.append(start.elapsed_time(done))
-            layers = torch.arange(1, LAYERS + 1, device="cuda").view(-1, 1)
             wrong += int((samples != value + turn + layers).sum())
             wrong += int((last != value + turn + LAYERS).sum())
         return {
@@ -254,7 +181,8 @@ def _captures(marks: str) -> list[dict]:
     chain()  # every kernel loaded
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    return [once(100.0 * number) for number in range(CAPTURES)]
+    made = [once(100.0 * number) for number in range(CAPTURES)]
+    return {"machine": machine(), **over(made, first=1)}
 
 
 # --- what a mark costs -------------------------------------------------------
@@ -265,18 +193,18 @@ HELD_UP_SIZE = 1 << 12  # bytes of each: all together are within the allowance
 BESIDE = 200  # allocations
 
 
-def nanoseconds(call: Callable[[], object], drain: Callable[[], object]) -> float:
-    """Median ns of `call`; `drain` empties the device's queues between repeats."""
+def nanoseconds(call: Callable[[], object]) -> float:
+    """Median ns of `call`; the device's queues are emptied between repeats."""
     for _ in range(200):
         call()
-    drain()
     figures = []
     for _ in range(MARK_REPEATS):
+        torch.cuda.synchronize()
         begin = time.perf_counter_ns()
         for _ in range(MARK_CALLS):
             call()
         figures.append((time.perf_counter_ns() - begin) / MARK_CALLS)
-        drain()
+    torch.cuda.synchronize()
     return statistics.median(figures)
 
 
@@ -302,67 +230,44 @@ def beside_pending(count: int) -> float:
     return statistics.median(figures)
 
 
-def c_costs() -> dict[str, float]:
-    """ns a call, each the median of rounds in which the four took turns."""
-    names = ("cuEventRecord", "esper_alloc_record_use", "esper_record_use", "eight blocks")
-    columns = zip(*loops.mark_costs(C_ROUNDS, C_CALLS), strict=True)
-    return {f"C, {name}": statistics.median(one) for name, one in zip(names, columns, strict=True)}
-
-
+@torch.no_grad()
 def mark_costs(allocator: str) -> dict[str, Any]:
-    """Every figure under one allocator, ns, as {name: value}."""
+    """ns of each."""
     use_allocator(allocator)
-    figures: dict[str, Any] = {"event record, C++": loops.call("event_record_ns", 20000)}
     side = torch.cuda.Stream()
     x = torch.empty(1024, device="cuda")
-    event = torch.cuda.Event()
-
-    def plain_cycle() -> None:
-        torch.empty(1024, device="cuda")
-
-    def stream_cycle() -> None:
-        torch.empty(1024, device="cuda").record_stream(side)
 
     def stream_eight() -> None:
         for one in [torch.empty(1024, device="cuda") for _ in range(8)]:
             one.record_stream(side)
 
     cases: dict[str, Callable[[], object]] = {
-        "event record, Python": lambda: event.record(side),
-        "cycle, unmarked": plain_cycle,
-        "record_stream, cycle": stream_cycle,
+        "record_stream, cycle": lambda: torch.empty(1024, device="cuda").record_stream(side),
         "record_stream, eight": stream_eight,
         "record_stream, call": lambda: x.record_stream(side),
     }
     if allocator == OURS:
-        import esper_alloc
-
-        def use_cycle() -> None:
-            esper_alloc.record_use(torch.empty(1024, device="cuda"), side)
-
-        def use_eight() -> None:
-            esper_alloc.record_use([torch.empty(1024, device="cuda") for _ in range(8)], side)
+        from esper_alloc import record_use, using
 
         def using_cycle() -> None:
-            with esper_alloc.using(torch.empty(1024, device="cuda"), stream=side):
+            with using(torch.empty(1024, device="cuda"), stream=side):
                 pass
 
         y = torch.empty(1024, device="cuda")
-        cases["record_use, call"] = lambda: esper_alloc.record_use(y, side)
-        cases["record_use, cycle"] = use_cycle
-        cases["record_use, eight"] = use_eight
-        cases["using, cycle"] = using_cycle
-
+        cases |= {
+            "record_use, call": lambda: record_use(y, side),
+            "record_use, cycle": lambda: record_use(torch.empty(1024, device="cuda"), side),
+            "record_use, eight": lambda: record_use(
+                [torch.empty(1024, device="cuda") for _ in range(8)], side
+            ),
+            "using, cycle": using_cycle,
+        }
     gc.disable()
-    with torch.no_grad():
-        for name, call in cases.items():
-            figures[name] = nanoseconds(call, torch.cuda.synchronize)
-    for name in ("record_stream, eight", "record_use, eight"):
-        if name in figures:
-            figures[name] /= 8
+    figures: dict[str, Any] = {}
+    for name, call in cases.items():
+        figures[name] = nanoseconds(call) / (8 if "eight" in name else 1)
     if allocator == OURS:
-        with torch.no_grad():
-            figures.update(c_costs())
+        figures |= loops.mark_costs(C_ROUNDS, C_CALLS)
     for count in HELD_UP:  # last: they leave thousands of blocks behind
         figures[f"beside {count:,}"] = beside_pending(count)
     return {"machine": machine(), **figures}
@@ -372,65 +277,43 @@ def mark_costs(allocator: str) -> dict[str, Any]:
 REPEATS, CALLS = 31, 2000
 STEP_REPEATS, STEPS = 15, 5
 KINDS = ("marked", "automatic")
-OPERATORS = ("add", "view", "add of lists, a tensor")
 LIST = 100  # tensors
-ONE_STREAM = ("torch.empty and drop", "add")
-ONE_STREAM_STEP, STEP = "GPT-2 step, one stream", "prefetching GPT-2 step"
 
 Loop = Callable[[], object]
 
 
 def by_turns(
-    choose: Callable[[str], None], call: Loop, drain: Loop, whole: bool = False, calls: int = 0
+    choose: Callable[[str], None], call: Loop, whole: bool = False, calls: int = CALLS
 ) -> dict[str, float]:
-    """Median ns of `call` with each kind of uses; `drain` empties the device's queues. `whole`:
-    `call` is a step of a job, and is over when the queues are empty. `calls`: CALLS by default."""
+    """Median ns of `call` with each kind of uses. `whole`: `call` is a step of a job, and is over
+    when the device's queues are empty."""
     figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    repeats, calls = (STEP_REPEATS, STEPS) if whole else (REPEATS, calls or CALLS)
+    repeats, calls = (STEP_REPEATS, STEPS) if whole else (REPEATS, calls)
     for repeat in range(repeats + 1):
         for kind in KINDS if repeat % 2 else reversed(KINDS):
             choose(kind)
-            drain()
+            torch.cuda.synchronize()
             begin = time.perf_counter_ns()
             for _ in range(calls):
                 call()
             if whole:
-                drain()
+                torch.cuda.synchronize()
             taken = (time.perf_counter_ns() - begin) / calls
-            drain()
+            torch.cuda.synchronize()
             if repeat:  # the first is to warm up
                 figures[kind].append(taken)
     return {kind: statistics.median(taken) for kind, taken in figures.items()}
 
 
-def operators(device: str) -> dict[str, Loop]:
-    """Calls of one operator each, on tensors that are made here."""
-    a, b, out = (torch.ones(16, device=device) for _ in range(3))
-    many = [torch.ones(16, device=device) for _ in range(LIST)]
-
-    def add_lists() -> None:
-        torch._foreach_add_(many, 1.0)
-
-    made: tuple[Loop, ...] = (lambda: torch.add(a, b, out=out), lambda: a.view(4, 4), add_lists)
-    return dict(zip(OPERATORS, made, strict=True))
-
-
-def observe(kind: str) -> None:
-    """From now on operators are seen, or not."""
-    from esper_alloc import _torch
-
-    _torch.automatic_uses(kind == "automatic")
-    if kind == "automatic":
-        _torch.observe_now()
-
-
-def measure_operators(
-    figures: dict[str, float], where: str, calls: dict[str, Loop], drain: Loop
-) -> None:
-    for name, call in calls.items():
-        tensors = LIST if "lists" in name else 1
-        for kind, ns in by_turns(observe, call, drain, calls=CALLS * 10 // (9 + tensors)).items():
-            figures[f"{name}, {where}, {kind}"] = ns / tensors
+def operators() -> dict[str, Loop]:
+    """Calls of one operator each."""
+    a, b, out = (torch.ones(16, device="cuda") for _ in range(3))
+    many = [torch.ones(16, device="cuda") for _ in range(LIST)]
+    return {
+        "add": lambda: torch.add(a, b, out=out),
+        "view": lambda: a.view(4, 4),
+        "add of lists, a tensor": lambda: torch._foreach_add_(many, 1.0),
+    }
 
 
 def prefetching() -> Loop:
@@ -456,7 +339,7 @@ def prefetching() -> Loop:
 
 
 def automatic(allocator: str) -> dict[str, Any]:
-    """Every figure, in this process, as {name: value}."""
+    """ "NAME, KIND": ns, of steps ms, with each kind of uses in this process."""
     import esper_alloc
     from esper_alloc import _torch
 
@@ -464,28 +347,37 @@ def automatic(allocator: str) -> dict[str, Any]:
     torch.cuda.init()
     gc.disable()
     figures: dict[str, Any] = {}
-    synchronize = torch.cuda.synchronize
+
+    def note(name: str, taken: dict[str, float], unit: float = 1) -> None:
+        figures.update({f"{name}, {kind}": ns / unit for kind, ns in taken.items()})
+
+    def choose(kind: str) -> None:
+        _torch.automatic_uses(kind == "automatic")
+
+    def observe(kind: str) -> None:
+        """From now on operators are seen, or not."""
+        choose(kind)
+        if kind == "automatic":
+            _torch.observe_now()
+
+    def note_operators(where: str, calls: dict[str, Loop]) -> None:
+        for name, call in calls.items():
+            tensors = LIST if "lists" in name else 1
+            taken = by_turns(observe, call, calls=CALLS * 10 // (9 + tensors))
+            note(f"{name}, {where}", taken, tensors)
+
     with torch.no_grad():
-        calls = operators("cuda")
-        alone: dict[str, Loop] = {
-            ONE_STREAM[0]: lambda: torch.empty(1024, device="cuda"),
-            ONE_STREAM[1]: calls["add"],
-        }
-
-        def choose(kind: str) -> None:
-            _torch.automatic_uses(kind == "automatic")
-
-        for name, call in alone.items():
-            for kind, ns in by_turns(choose, call, synchronize).items():
-                figures[f"{name}, one stream, {kind}"] = ns
-    for kind, ns in by_turns(choose, gpt2(False), synchronize, whole=True).items():
-        figures[f"{ONE_STREAM_STEP}, {kind}"] = ns / 1e6
+        calls = operators()
+        empty = by_turns(choose, lambda: torch.empty(1024, device="cuda"))
+        note("torch.empty and drop, one stream", empty)
+        note("add, one stream", by_turns(choose, calls["add"]))
+    note("GPT-2 step, one stream", by_turns(choose, gpt2(False), whole=True), 1e6)
     assert not _torch.is_observing()
     with torch.no_grad():
         side = torch.cuda.Stream()
-        measure_operators(figures, "at home", calls, synchronize)
+        note_operators("at home", calls)
         with torch.cuda.stream(side):
-            measure_operators(figures, "elsewhere", calls, synchronize)
+            note_operators("elsewhere", calls)
 
         x = torch.ones(16, device="cuda")
 
@@ -494,7 +386,6 @@ def automatic(allocator: str) -> dict[str, Any]:
             with torch.cuda.stream(side):
                 torch.add(x, x, out=y)
 
-        measure_operators(figures, "dropped", {"add": use_and_drop}, synchronize)
-    for kind, ns in by_turns(observe, prefetching(), synchronize, whole=True).items():
-        figures[f"{STEP}, {kind}"] = ns / 1e6
+        note_operators("dropped", {"add": use_and_drop})
+    note("prefetching GPT-2 step", by_turns(observe, prefetching(), whole=True), 1e6)
     return {"machine": machine(), **figures}

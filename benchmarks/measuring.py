@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from common import ASYNC, CAPTURE_REUSE, MIB, NATIVE, OURS, RMM, workers
+from common import ASYNC, CAPTURE_REUSE, MIB, NATIVE, OURS, RMM, ROOT, workers
 
 #: What each allocator needs in the environment before torch is imported.
 ENVIRONMENTS = {
@@ -29,7 +31,11 @@ def choose_allocator(name: str) -> None:
         if not esper_alloc.is_enabled():
             raise RuntimeError("esper_alloc.enable() returned, but it is not enabled")
     elif name == RMM:
-        _use_rmm()
+        import torch
+        from rmm.allocators.torch import rmm_torch_allocator
+
+        _make_rmm_pool()
+        torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
     elif name not in ENVIRONMENTS:
         raise ValueError(f"unknown allocator {name!r}; known: {', '.join(ENVIRONMENTS)}")
 
@@ -51,17 +57,8 @@ def use_allocator(name: str) -> None:
 _rmm: tuple[Any, Any] | None = None
 
 
-def _use_rmm() -> None:
-    """RMM's pool, growing from nothing."""
-    import torch
-    from rmm.allocators.torch import rmm_torch_allocator
-
-    _make_rmm_pool()
-    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
-
-
 def _make_rmm_pool() -> None:
-    """A new one, with RMM's own statistics above and below it."""
+    """A new one, which grows from nothing, with RMM's own statistics above and below it."""
     global _rmm
     import rmm
 
@@ -83,9 +80,8 @@ def empty_cache() -> None:
 
 
 def memory_figures() -> dict[str, float]:
-    """MiB of this process, by its allocator: allocated and reserved at the most,
-    reserved now, and tries of malloc that needed a second one; device_calls: how often
-    memory was taken of the device or given back, or moved."""
+    """MiB of this process, by its allocator: allocated and reserved at the most, reserved now, and
+    tries of malloc that needed a second one."""
     import torch
 
     if _rmm is not None:
@@ -95,15 +91,12 @@ def memory_figures() -> dict[str, float]:
             "peak_reserved_mib": below.peak_bytes / MIB,
             "reserved_mib": below.current_bytes / MIB,
             "retries": 0,
-            "device_calls": 0,
         }
-    stats = torch.cuda.memory_stats()
     return {
         "peak_allocated_mib": torch.cuda.max_memory_allocated() / MIB,
         "peak_reserved_mib": torch.cuda.max_memory_reserved() / MIB,
         "reserved_mib": torch.cuda.memory_reserved() / MIB,
-        "retries": stats.get("num_alloc_retries", 0),
-        "device_calls": stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0),
+        "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
     }
 
 
@@ -115,15 +108,21 @@ def device_used_mib() -> float:
     return (total - free) / MIB
 
 
+def nvidia_smi(query: str, *options: str) -> str | None:
+    """The first word of its answer; None where it gives none."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *options]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
+
+
 def nvidia_smi_used_mib() -> float | None:
     """The same as nvidia-smi says; None where it says nothing."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", gpu]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return float(done.stdout.split()[0])
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
-        return None
+    found = nvidia_smi("memory.used", "-i", gpu)
+    return float(found) if found and found.isdigit() else None
 
 
 def machine() -> dict[str, str]:
@@ -137,12 +136,13 @@ def machine() -> dict[str, str]:
 @functools.cache
 def driver_version() -> str:
     """As nvidia-smi says it, which takes long enough to ask once, before children are forked."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return done.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return "unknown"
+    return nvidia_smi("driver_version") or "unknown"
+
+
+def example(name: str) -> Any:
+    """A program of examples/, as a module."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    return importlib.import_module(name)
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -154,6 +154,16 @@ def seconds_of(work: Callable[[], object]) -> float:
     work()
     torch.cuda.synchronize()
     return time.perf_counter() - begin
+
+
+def ms_a_step(step: Callable[[], object], steps: int) -> float:
+    """Milliseconds of one of so many steps, among which nobody waits."""
+
+    def work() -> None:
+        for _ in range(steps):
+            step()
+
+    return seconds_of(work) * 1e3 / steps
 
 
 def median_ms(work: Callable[[], object], repeats: int, warm: int = 0) -> float:

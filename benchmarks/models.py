@@ -1,22 +1,13 @@
 """The models that jobs train and serve, with random weights: nothing is downloaded.
 
-Each job is a *schedule* of steps that is gone through several times. What a step
-computes depends on its number, the steps before it and the seed alone, so every allocator
-gets the same sequence of requests, and the outputs of the same pass can be compared bit for
-bit.
+docs/benchmarks.md says what the jobs are. Each is a *schedule* of steps that is gone through
+several times. What a step computes depends on its number, the steps before it and the seed alone,
+so every allocator gets the same sequence of requests, and the outputs of the same pass can be
+compared bit for bit.
 
-In four of the jobs no step has the sizes of another:
-
-  moe          training a mixture of experts: the router decides how many tokens each
-               expert gets, and nothing is padded
-  resolutions  training a U-Net on images of random height and width
-  serving      continuous batching: requests of random lengths come and go, each with a
-               cache of its own
-  packed       training on sequences of random lengths that are packed into one row
-
-Everything there is drawn from generators of a fixed seed that go on from pass to pass. What is
-drawn never depends on what was computed. Only the experts' loads do, and those repeat as the losses
-do.
+In moe, resolutions, serving and packed no step has the sizes of another. Everything there is drawn
+from generators of a fixed seed that go on from pass to pass. What is drawn never depends on what
+was computed. Only the experts' loads do, and those repeat as the losses do.
 """
 
 from __future__ import annotations
@@ -26,7 +17,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,17 +32,14 @@ Step = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Job:
-    """make(small) builds the model and returns the step. `steps` are in a schedule, and
-    going through all of them is a pass. `strict`:
-    PyTorch may refuse what is not deterministic, as attention's backward needs to be
-    told; otherwise it warns. `by_place`: what it computes may depend on where tensors lie."""
+    """make(small) builds the model and returns the step. `steps` are in a schedule, and going
+    through all of them is a pass. `strict`: PyTorch may refuse what is not deterministic, as
+    attention's backward needs to be told; otherwise it warns."""
 
     make: Callable[[bool], Step]
     steps: int
     small_steps: int
-    strict: bool
-    schedule: str
-    by_place: bool = False
+    strict: bool = False
 
 
 # --- a Llama, in plain PyTorch -----------------------------------------------
@@ -69,13 +57,9 @@ SMALL = Shape(vocabulary=256, width=64, layers=2, heads=4, hidden=128, longest=1
 
 
 def llama(shape: Shape) -> torch.nn.Module:
-    """A Llama on the GPU: RMSNorm, rotary positions, SwiGLU, no biases.
-
-    model(ids, caches) takes int64 [batch, length] and gives logits [batch, length,
-    vocabulary]. `caches`, where given, is a list of (keys, values) for each layer,
-    which the call replaces by longer ones: the new positions are concatenated.
-    """
-
+    """A Llama on the GPU: model(ids, caches) takes int64 [batch, length] and gives logits [batch,
+    length, vocabulary]. `caches`, where given, is a list of (keys, values) for each layer, which
+    the call replaces by longer ones: the new positions are concatenated."""
     head = shape.width // shape.heads
     rates = 10000.0 ** (-torch.arange(0, head, 2, device=DEVICE).float() / head)
     angles = torch.arange(shape.longest, device=DEVICE).float()[:, None] * rates
@@ -132,6 +116,23 @@ def llama(shape: Shape) -> torch.nn.Module:
 
 
 # --- the jobs of fixed sizes, and those that grow ---
+def trainer(
+    model: nn.Module, loss_of: Callable[..., torch.Tensor], lr: float = 3e-4, **adam: Any
+) -> Callable[..., torch.Tensor]:
+    """step(...): one step of AdamW under bf16 autocast on loss_of(...), which it gives."""
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=lr, **adam)
+
+    def step(*inputs: Any) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss = loss_of(*inputs)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def gpt2(small: bool, length: int = 1024) -> Callable[..., Any]:
     """One step of a Hugging Face GPT-2 (124 M parameters), bf16 autocast, AdamW.
 
@@ -147,22 +148,13 @@ def gpt2(small: bool, length: int = 1024) -> Callable[..., Any]:
     config.use_cache = False
     with torch.device("cuda"):
         model = GPT2LMHeadModel(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+    train = trainer(model, lambda ids: model(input_ids=ids, labels=ids).loss, weight_decay=0.1)
     tokens = [torch.randint(config.vocab_size, (most, length), device="cuda") for _ in range(4)]
-    turn = 0
+    turns = itertools.cycle(tokens)
 
     def step(batch: int = most) -> torch.Tensor:
-        nonlocal turn
-        ids = tokens[turn % len(tokens)]
-        turn += 1
-        if batch != most:
-            ids = ids[:1].expand(batch, length).contiguous()
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        ids = next(turns)
+        return train(ids if batch == most else ids[:1].expand(batch, length).contiguous())
 
     return step
 
@@ -174,43 +166,23 @@ def resnet50(small: bool) -> Callable[[], Any]:
     batch, side = (2, 64) if small else (128, 224)
     with torch.device("cuda"):
         model = make(weights=None).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     images = [torch.randn(batch, 3, side, side, device="cuda") for _ in range(2)]
     targets = [torch.randint(1000, (batch,), device="cuda") for _ in range(2)]
-    turn = 0
-
-    def step() -> torch.Tensor:
-        nonlocal turn
-        index = turn % 2
-        turn += 1
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = functional.cross_entropy(model(images[index]), targets[index])
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-#: Of llama_varlen: the most sequences of a batch, the shortest and the longest.
-MOST_SEQUENCES, SHORTEST, LONGEST = 6, 64, 2048
+    turns = itertools.cycle(zip(images, targets))
+    step = trainer(model, lambda x, wanted: functional.cross_entropy(model(x), wanted), lr=1e-3)
+    return lambda: step(*next(turns))
 
 
 def varlen_schedule(steps: int, sequences: int, longest: int) -> list[tuple[int, int]]:
-    """(batch, length) of each step; some step has the most of both."""
+    """(batch, length) of each step, of 64 tokens or more; some step has the most of both."""
     draw = random.Random(7)
-    drawn = [
-        (draw.randint(1, sequences), draw.randint(min(SHORTEST, longest), longest))
-        for _ in range(steps)
-    ]
+    drawn = [(draw.randint(1, sequences), draw.randint(64, longest)) for _ in range(steps)]
     drawn[steps * 2 // 3] = (sequences, longest)
     return drawn
 
 
 def llama_trainer(shape: Shape) -> Callable[[int, int], Any]:
     """step(batch, length): one training step, bf16 autocast, AdamW; gives the loss."""
-
     model = llama(shape).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     tokens = torch.randint(shape.vocabulary, (64, shape.longest), device=DEVICE)
@@ -236,11 +208,8 @@ def llama_varlen(small: bool) -> Step:
     """Training on batches of 1 to 6 sequences of 64 to 2048 tokens."""
     shape = SMALL if small else Shape()
     job = JOBS["llama_varlen"]
-    schedule = varlen_schedule(
-        job.small_steps if small else job.steps,
-        2 if small else MOST_SEQUENCES,
-        shape.longest if small else LONGEST,
-    )
+    steps, most = (job.small_steps, 2) if small else (job.steps, 6)
+    schedule = varlen_schedule(steps, most, shape.longest)
     step = llama_trainer(shape)
     return lambda number: step(*schedule[number])
 
@@ -270,7 +239,6 @@ def llama_decode(small: bool) -> Step:
 def ppo(small: bool) -> Step:
     """One iteration of PPO a step: 64 environments on the GPU, 128 steps of each,
     4 epochs of 4 minibatches, MLPs of 256; many small tensors."""
-
     environments, horizon, observed, actions = (4, 8, 8, 4) if small else (64, 128, 64, 8)
     width, epochs, minibatches, discount, trace = 16 if small else 256, 4, 4, 0.99, 0.95
 
@@ -313,9 +281,8 @@ def ppo(small: bool) -> Step:
                 gain = reward + discount * following - guess + discount * trace * gain
                 following = guess
                 gains.insert(0, gain)
-            seen, taken, before, guessed, gained = map(
-                torch.cat, (states, chosen, logs, values, gains)
-            )
+            all_of = (states, chosen, logs, values, gains)
+            seen, taken, before, guessed, gained = map(torch.cat, all_of)
             returns = gained + guessed
             gained = (gained - gained.mean()) / (gained.std() + 1e-8)
         total = torch.zeros((), device=DEVICE)
@@ -338,8 +305,6 @@ def ppo(small: bool) -> Step:
 
 
 # --- jobs whose sizes never repeat ---
-T = TypeVar("T")
-
 #: mix(layer, q, k, v): attention of that layer, all [tokens, heads, head] with positions in
 #: q and k.
 Mix = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -349,9 +314,9 @@ PACKED = Shape(vocabulary=16000, layers=8)
 SERVED = Shape(width=2048, hidden=5632, longest=4096)
 
 
-def never_twice(draw: Callable[[], T]) -> Iterator[T]:
+def never_twice(draw: Callable[[], Any]) -> Iterator[Any]:
     """What `draw` gives, without what it gave before."""
-    seen: set[T] = set()
+    seen = set()
     while True:
         one = draw()
         if one not in seen:
@@ -385,8 +350,6 @@ class Experts(nn.Module):
     loads: tokens for each expert in the last call; imbalance: the auxiliary loss of that
     call, 1 where all experts are used alike.
     """
-
-    imbalance: torch.Tensor
 
     def __init__(self, width: int, hidden: int, experts: int, chosen: int) -> None:
         super().__init__()
@@ -436,9 +399,6 @@ class Decoder(nn.Module):
     """model(ids, positions, mix), both int64 [tokens]: [tokens, width], of which `logits`
     makes [tokens, vocabulary]. `feed` makes the second half of each layer."""
 
-    cosine: torch.Tensor
-    sine: torch.Tensor
-
     def __init__(self, shape: Shape, feed: Callable[[], nn.Module]) -> None:
         super().__init__()
         head = shape.width // shape.heads
@@ -477,8 +437,7 @@ def each_apart(lengths: Sequence[int]) -> Mix:
 
 def positions_of(lengths: Sequence[int]) -> torch.Tensor:
     """int64 [sum of lengths]: each sequence begins at 0."""
-    counted = itertools.chain.from_iterable(map(range, lengths))
-    return torch.tensor(list(counted), device=DEVICE)
+    return torch.tensor([*itertools.chain(*map(range, lengths))], device=DEVICE)
 
 
 class Texts:
@@ -497,21 +456,6 @@ class Texts:
         """Sequences of these lengths in one row, and the token that follows each of theirs."""
         taken = [self.take(length + 1) for length in lengths]
         return torch.cat([one[:-1] for one in taken]), torch.cat([one[1:] for one in taken])
-
-
-def trainer(model: nn.Module, loss_of: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """step(...): one step of AdamW under bf16 autocast on loss_of(...), which it gives."""
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=3e-4)
-
-    def step(*inputs: Any) -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(DEVICE, dtype=torch.bfloat16):
-            loss = loss_of(*inputs)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 # --- the jobs ---
@@ -597,7 +541,7 @@ def serve(model: Decoder, requests: Sequence[Request]) -> torch.Tensor:
         return torch.cat(mixed)
 
     places = [range(one.seen, one.seen + count) for one, count in zip(requests, counts)]
-    positions = torch.tensor(list(itertools.chain(*places)), device=DEVICE)
+    positions = torch.tensor([*itertools.chain(*places)], device=DEVICE)
     x = model(torch.cat([one.latest for one in requests]), positions, mix)
     ends = torch.tensor(list(itertools.accumulate(counts)), device=DEVICE) - 1
     tokens = model.logits(x[ends]).argmax(dim=-1)
@@ -667,9 +611,8 @@ class UNet(nn.Module):
 
 def resolutions(small: bool) -> Step:
     """Finding the noise in 8 images of 160 to 512 pixels either way."""
-    channels, batch, shortest, longest = (
-        ((8, 16), 2, 17, 64) if small else ((64, 128, 256, 512), 8, 160, 512)
-    )
+    channels, batch = ((8, 16), 2) if small else ((64, 128, 256, 512), 8)
+    shortest, longest = (17, 64) if small else (160, 512)
     draw = random.Random(14)
     with torch.device(DEVICE):
         model = UNet(channels)
@@ -686,47 +629,22 @@ def resolutions(small: bool) -> Step:
 
 
 # --- all of them ---
-def stepping(make: Callable[[bool], Callable[[], Any]]) -> Callable[[bool], Step]:
-    """A job of which every step is alike."""
-
-    def made(small: bool) -> Step:
-        step = make(small)
-        return lambda number: step()
-
-    return made
+def alike(step: Callable[[], Any]) -> Step:
+    """The step of a job of which every step is alike."""
+    return lambda number: step()
 
 
 JOBS: dict[str, Job] = {
-    "gpt2": Job(stepping(gpt2), 10, 4, True, "batches of 8 x 1024 tokens, bf16 autocast, AdamW"),
-    "llama_varlen": Job(
-        llama_varlen, 40, 6, True, "1 to 6 sequences of 64 to 2048 tokens, bf16 autocast, AdamW"
-    ),
-    "llama_decode": Job(
-        llama_decode, 300, 12, False, "32 sequences, prompts of 128 tokens and 299 more, bf16", True
-    ),
-    "resnet50": Job(
-        stepping(resnet50), 10, 4, False, "batches of 128 images of 224 x 224, bf16 autocast, AdamW"
-    ),
-    "ppo": Job(
-        ppo, 5, 3, False, "64 environments, 128 steps each, 4 epochs of 4 minibatches, Adam"
-    ),
-    "moe": Job(
-        moe, 12, 3, True,
-        "4 sequences of 512 to 2048 tokens, 8 experts, 2 for each token, bf16 autocast, AdamW",
-    ),
-    "resolutions": Job(
-        resolutions, 16, 3, False,
-        "8 images of 160 to 512 pixels either way, a U-Net, bf16 autocast, AdamW",
-    ),
-    "serving": Job(
-        serving, 40, 12, False,
-        "up to 32 requests, prompts of 128 to 3072 tokens and 8 to 128 more, bf16", True,
-    ),
-    "packed": Job(
-        packed, 20, 3, True,
-        "rows of 2048 to 8192 tokens, sequences of up to 2048, bf16 autocast, AdamW",
-    ),
-}  # fmt: skip
+    "gpt2": Job(lambda small: alike(gpt2(small)), 10, 4, strict=True),
+    "llama_varlen": Job(llama_varlen, 40, 6, strict=True),
+    "llama_decode": Job(llama_decode, 300, 12),
+    "resnet50": Job(lambda small: alike(resnet50(small)), 10, 4),
+    "ppo": Job(ppo, 5, 3),
+    "moe": Job(moe, 12, 3, strict=True),
+    "resolutions": Job(resolutions, 16, 3),
+    "serving": Job(serving, 40, 12),
+    "packed": Job(packed, 20, 3, strict=True),
+}
 
 
 def import_job(name: str) -> None:

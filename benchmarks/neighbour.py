@@ -2,7 +2,7 @@
 
 It talks to the CUDA driver alone, so that it starts at once. For each line `leave BYTES` it takes
 memory until at most so many bytes of the device are free, or gives some back until about so many
-are, and answers `holds BYTES`. At the end of the input it gives all back.
+are, and answers `holds BYTES`.
 """
 
 from __future__ import annotations
@@ -99,13 +99,8 @@ class Client:
         return int(answer[1])
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()  # which gives its memory back
+        self._process.communicate()
 
 
 if __name__ == "__main__":

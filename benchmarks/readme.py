@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, ROOT, read
-from shown import FEW, TABLES, Column, Names, Row, Table
+from shown import ACTIVE, FEW, RECORD_STREAM, TABLES, Column, Names, Row, Table, all_of
 
 BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: end -->"
 PICTURE = "pipeline.svg"
@@ -31,12 +31,8 @@ def find(topic: str, names: Names, peer: str) -> dict[str, Any] | None:
     measured yet."""
     rows, runs_of = read(RESULTS / f"{topic}.json")
     runs = {run["id"]: run for run in runs_of}
-    wanted = (names,) if isinstance(names, str) else names
-    found = [
-        {**row, "run": runs[row["run"]]}
-        for row in rows
-        if row["name"] in wanted and row["peer_name"] == peer
-    ]
+    wanted = [row for row in rows if row["name"] in all_of(names) and row["peer_name"] == peer]
+    found = [{**row, "run": runs[row["run"]]} for row in wanted]
     return max(found, key=lambda row: str(row["run"]["time"]), default=None)
 
 
@@ -65,57 +61,50 @@ def ratio(row: dict[str, Any]) -> str:
 
 
 def goal_of(row: dict[str, Any]) -> str:
-    """What a row's goal is. That of step times stands above their table."""
-    how, goal = row.get("judged", "ratio"), row["goal"]
-    if how == "no_more":
-        return ""
+    """What a row's goal is."""
+    goal, unit = row["goal"], row["unit"]
     return {
-        "at_least": f"at least {goal:.3g}",
-        "difference": f"at most {goal:.3g} {row['unit']} more",
-        "no_worse": "no worse",
-        "ours": f"at most {goal:.3g} {row['unit']}",
-    }.get(how, f"at most {goal:.3g}")
+        "at_least": f": at least {goal:.3g}",
+        "difference": f": at most {goal:.3g} {unit} more",
+        "no_more": "",  # it stands above the table of step times
+        "no_worse": ": no worse",
+        "ours": f": at most {goal:.3g} {unit}",
+    }.get(row.get("judged", "ratio"), f": at most {goal:.3g}")
 
 
 def verdict(row: dict[str, Any]) -> str:
     """The ratio, in brackets: the rounds' mean where the goal is about that, with its interval
     where it counts; and the goal where it is missed."""
-    said = ratio(row)
-    if row.get("judged") in ("mean_ratio", "no_more") and "mean_ratio" in row:
+    said, judged = ratio(row), row.get("judged")
+    if judged in ("mean_ratio", "no_more") and "mean_ratio" in row:
         said = f"{row['mean_ratio']:.3f}"
-    if row.get("judged") == "no_more" and "interval" in row:
+    if judged == "no_more" and "interval" in row:
         low, high = row["interval"]
         digits = 3 if high - low >= 0.001 else 4
         said += f", {low:.{digits}f} to {high:.{digits}f}"
     if row.get("met") is False:
-        said += f"; missed: {goal_of(row)}" if goal_of(row) else "; missed"
+        said += f"; missed{goal_of(row)}"
     return f" ({said})" if said else ""
 
 
-def machine(run: dict[str, Any]) -> str:
-    return f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}"
-
-
 def few_rows() -> str:
-    lines = ["| measured | esper_alloc | PyTorch | its figure | ratio |"]
-    lines.append("|---|---|---|---|---|")
-    runs = []
+    lines = ["| measured | esper_alloc | PyTorch | its figure | ratio |", "|---|---|---|---|---|"]
+    gpus = set()
     for topic, names, peer, label, beside in FEW:
         row = needed(topic, names, peer)
-        runs.append(row["run"])
+        gpus.add(row["run"]["gpu"].replace("NVIDIA ", ""))
         lines.append(
             f"| [{label}](benchmarks/results/{topic}.json) | {figure(row['ours'])} {row['unit']} "
             f"| {beside} | {figure(row['peer'])} {row['unit']} | {ratio(row)} |"
         )
-    gpus = sorted({run["gpu"].replace("NVIDIA ", "") for run in runs})
-    lines += ["", f"Medians on {', '.join(gpus)}. Both sides took turns in one command."]
+    lines += ["", f"Medians on {', '.join(sorted(gpus))}. Both sides took turns in one command."]
     return "\n".join(lines)
 
 
 def beside(shown: Row, peers: tuple[str, ...], added: str = "") -> dict[str, Any] | None:
     """The row of a result file that a cell shows: of these peers the first that there is.
     `added`: another figure of the same names, which end in a figure."""
-    names = (shown.names,) if isinstance(shown.names, str) else shown.names
+    names = all_of(shown.names)
     if added:
         names = tuple(f"{name.rpartition(': ')[0]}: {added}" for name in names)
     found = (find(shown.topic, names, peer) for peer in peers)
@@ -162,15 +151,8 @@ def table(shown: Table) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
         first = "" if len(topics) == 1 else f"{row.topic}, "
         lines.append(f"| {row.label} | {' | '.join(said)} | {first}{builds} |")
         shows += [(row.topic, one) for one in found]
-    scripts = f"`{topics.pop()}.py`. " if len(topics) == 1 else ""
-    return [
-        f"### {shown.heading}",
-        "",
-        *f"{scripts}{shown.about}".splitlines(),
-        "",
-        *lines,
-        "",
-    ], shows
+    script = f"`{topics.pop()}.py`. " if len(topics) == 1 else ""
+    return [f"### {shown.heading}", "", f"{script}{shown.about}", "", *lines, ""], shows
 
 
 def all_rows() -> str:
@@ -182,9 +164,9 @@ def all_rows() -> str:
         lines += text
         for topic, row in rows:
             run = row["run"]
-            builds.setdefault(machine(run), {}).setdefault(run["time"][:10], set()).add(
-                run["commit"]
-            )
+            machine = f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}"
+            days = builds.setdefault(machine, {})
+            days.setdefault(run["time"][:10], set()).add(run["commit"])
             for one in run.get("left_out", {}).items():
                 left_out.setdefault(one, set()).add(topic)
     lines += ["### Machines and builds", ""]
@@ -196,19 +178,17 @@ def all_rows() -> str:
     return "\n".join(lines)
 
 
-#: What stands between the marks, by document, from the first pair to the last.
-DOCUMENTS = {"README.md": (few_rows,), "docs/results.md": (all_rows,)}
+#: What stands between the marks of each document.
+DOCUMENTS = {"README.md": few_rows, "docs/results.md": all_rows}
 
 
-def filled(text: str, parts: list[str]) -> str:
-    """A document with `parts` between its marks, of which it must have as many pairs."""
-    pieces = text.split(BEGIN)
-    if len(pieces) != len(parts) + 1 or any(END not in piece for piece in pieces[1:]):
-        raise SystemExit(f"{len(parts)} pairs of {BEGIN} and {END} are needed")
-    rest = [
-        f"{BEGIN}\n{part}\n{END}{piece.split(END, 1)[1]}" for part, piece in zip(parts, pieces[1:])
-    ]
-    return pieces[0] + "".join(rest)
+def filled(text: str, figures: str) -> str:
+    """A document with `figures` between its marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{BEGIN} and {END} are needed")
+    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
 
 
 def differences(shown: str, wanted: str) -> Iterator[str]:
@@ -227,28 +207,18 @@ def differences(shown: str, wanted: str) -> Iterator[str]:
 
 # --- the picture -------------------------------------------------------------
 def layers() -> dict[str, Any]:
-    """The newest row of pipeline.json that has memory by layer: a GPU's where there is one."""
-    for name in ("peak active over base", "peak active over base, simulated device"):
-        row = find("pipeline", name, "native, record_stream")
-        if row and "ours_by_layer" in row:
-            return row
-    return needed("pipeline", "peak active over base, simulated device", "native, record_stream")
+    """The row of pipeline.json that has memory by layer."""
+    return needed("pipeline", ACTIVE, RECORD_STREAM)
 
 
 def caption(row: dict[str, Any]) -> str:
     """What the picture says of itself."""
     run = row["run"]
-    ours, peer = (
-        f"{figure(max(row[f'{side}_by_layer']))} {row['unit']}" for side in ("ours", "peer")
-    )
-    how = (
-        "on the simulated device, where the host is ahead of all work"
-        if run["gpu"].startswith("none")
-        else f"on {run['gpu']}, torch {run['torch']}"
-    )
+    ours, peer = (figure(max(row[f"{side}_by_layer"])) for side in ("ours", "peer"))
     return (
-        f"{len(row['ours_by_layer'])} layers, one after the other, {how}. "
-        f"After a layer at most {peer} with record_stream, {ours} with esper_alloc."
+        f"{len(row['ours_by_layer'])} layers, one after the other, on {run['gpu']}, "
+        f"torch {run['torch']}. "
+        f"After a layer at most {peer} MiB with record_stream, {ours} MiB with esper_alloc."
     )
 
 
@@ -277,11 +247,8 @@ def draw(row: dict[str, Any], path: Path) -> None:
     axis.set_title(
         "Memory of weights gathered on one stream and used on another", loc="left", pad=12
     )
-    axis.set_xlabel("layers enqueued")
+    axis.set(xlabel="layers enqueued", ylabel="GiB", xlim=(1, count), ylim=(0, None))
     sheet.supxlabel(caption(row).replace(". ", ".\n"), x=0.01, ha="left", fontsize=9, color="#444")
-    axis.set_ylabel("GiB")
-    axis.set_xlim(1, count)
-    axis.set_ylim(0)
     axis.spines[["top", "right"]].set_visible(False)
     sheet.savefig(path, metadata={"Date": None, "Description": caption(row)})
 
@@ -292,24 +259,21 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing, name what is stale")
     check = parser.parse_args().check
-    stale = 0
-    for name, parts in DOCUMENTS.items():
+    stale = []
+    for name, figures in DOCUMENTS.items():
         text = (ROOT / name).read_text()
-        wanted = filled(text, [part() for part in parts])
+        wanted = filled(text, figures())
         if check:
-            for difference in differences(text, wanted):
-                print(f"{name}: {difference}")
-            stale += wanted != text
+            stale += [f"{name}: {difference}" for difference in differences(text, wanted)]
         else:
             (ROOT / name).write_text(wanted)
     row, picture = layers(), RESULTS / PICTURE
     if check:
         if not picture.exists() or caption(row) not in picture.read_text():
-            print(f"{PICTURE}: shows other figures than: {caption(row)}")
-            stale += 1
+            stale.append(f"{PICTURE}: shows other figures than: {caption(row)}")
         if stale:
-            print("run benchmarks/readme.py")
-        return int(stale > 0)
+            print(*stale, "run benchmarks/readme.py", sep="\n")
+        return int(bool(stale))
     try:
         draw(row, picture)
     except ImportError:

@@ -116,23 +116,18 @@ class Command:
         if part.workers == FRESH:
             return self.measure_fresh(part, commands, rounds, seconds, each)
         found = turns(
-            commands, rounds, timeout=part.timeout, seconds=seconds, together=part.together,
-            each=lambda measured: each(measured[1:]),
+            commands, rounds, least=part.warm_up + 1, timeout=part.timeout, seconds=seconds,
+            together=part.together, each=lambda measured: each(measured[1:]),
         )  # fmt: skip
         return found[1:]  # without what starting them said
 
     def measure_fresh(
-        self,
-        part: Part,
-        commands: Mapping[str, tuple[list[str], dict[str, str]]],
-        rounds: int,
-        seconds: float,
-        each: Callable[[Rounds], object],
+        self, part: Part, commands: Mapping[str, Any], rounds: int, seconds: float, each: Any
     ) -> Rounds:
         begin, longest = time.monotonic(), 0.0
 
         def another(turn: int) -> bool:
-            over = time.monotonic() - begin > seconds
+            over = turn > part.warm_up and time.monotonic() - begin > seconds
             if over:
                 print(f"stopped after {turn} of {rounds} rounds: {seconds:.0f} s are over")
             return not over
@@ -159,17 +154,13 @@ class Command:
     def add_rows(self, part: Part, rounds: Rounds, left_out: Mapping[str, str]) -> bool:
         """The rows of these rounds. False: nothing was measured of the case that must be."""
         rounds = part.derive(rounds)
-        found = [
-            figures
-            for one in rounds
-            for name, figures in one.items()
-            if part.ours in (None, name) and figures.get("machine")
-        ]
-        if not found:
+        ours = [one[name] for one in rounds for name in one if part.ours in (None, name)]
+        first = next((figures for figures in ours if figures.get("machine")), None)
+        if first is None:
             return False
         if self.results.run is None:
-            self.results.describe(found[0]["machine"])
-        self.results.leave_out({**part.left_out, **left_out, **found[0].get("left_out", {})})
+            self.results.describe(first["machine"])
+        self.results.leave_out({**left_out, **first.get("left_out", {})})
         for row in part.rows(rounds, self.options) if callable(part.rows) else part.rows:
             if not (isinstance(row.peer, str) and row.peer in left_out):
                 self.results.add(row, rounds)
@@ -177,11 +168,8 @@ class Command:
 
     def run_part(self, part: Part, seconds: float) -> bool:
         """Measures a part and adds its rows; whether all of it was measured."""
-        left_out = {
-            case.name: f"the package {case.needs} is not installed"
-            for case in part.cases
-            if case.needs and not installed(case.needs)
-        }
+        missing = [case for case in part.cases if case.needs and not installed(case.needs)]
+        left_out = {case.name: f"the package {case.needs} is not installed" for case in missing}
         cases = [case for case in part.cases if case.name not in left_out]
         if part.loops:
             importlib.import_module("loops").load()  # compiled outside the workers' time
@@ -226,18 +214,13 @@ def parts_here(
 ) -> tuple[list[Part], str | None]:
     """The parts that are measured, and why nothing can be."""
     chosen = [part for part in topic.parts if part.name in named or (not named and part.by_default)]
-    on_gpus = [part for part in chosen if part.gpus and settings.get("device") != "cpu"]
-    if not on_gpus:
-        return chosen, None
-    why = workers.gpu_missing()
-    if why or max(part.gpus for part in on_gpus) == 1:
-        return chosen, why
-    count = importlib.import_module("torch").cuda.device_count()
-    few = [part for part in on_gpus if part.gpus > count]
-    rest = [part for part in chosen if part not in few]
-    if few and (named or not rest):
-        return chosen, f"{few[0].gpus} GPUs are needed, and there is {count}"
-    return rest, None
+    needed = max(part.gpus for part in chosen) if settings.get("device") != "cpu" else 0
+    why = workers.gpu_missing() if needed else None
+    if needed > 1 and not why:
+        count = importlib.import_module("torch").cuda.device_count()
+        if count < needed:
+            why = f"{needed} GPUs are needed, and there is {count}"
+    return chosen, why
 
 
 def setting(text: str, known: Mapping[str, Any]) -> tuple[str, Any]:
@@ -300,11 +283,9 @@ def main() -> int:
         parser.error(f"no part {unknown[0]!r}; {options.topic} has: {', '.join(known)}")
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds: one at least")
+    settings = dict(topic.settings)
     try:
-        settings = {
-            **topic.settings,
-            **dict(setting(one, topic.settings) for one in options.settings),
-        }
+        settings.update(setting(one, topic.settings) for one in options.settings)
     except ValueError as wrong:
         parser.error(str(wrong))
     parts, why = parts_here(topic, options.part, settings)

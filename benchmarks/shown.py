@@ -7,6 +7,10 @@ from typing import NamedTuple
 Names = str | tuple[str, ...]
 
 
+def all_of(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
 class Column(NamedTuple):
     """A column of a table in docs/results.md: what ours is compared with."""
 

@@ -19,8 +19,7 @@ from torch import nn
 
 GIB = 1 << 30
 PIECE = 256 * MIB  # of the plain copy: a chunk of sleep's pinned memory
-GRAPHS = 2
-GRAPH_CYCLES = 100
+GRAPHS, GRAPH_CYCLES = 2, 100
 STEPS = 12  # of training
 TURNS = 50
 
@@ -53,10 +52,9 @@ def make_graphs() -> list[tuple[Any, Any, Any, Any]]:
 class PlainCopy:
     """As many bytes out and in again, through `room` bytes of pinned memory, piece by piece.
 
-    Pinning takes far longer than copying, so there is less of it than of tensors. That makes the
-    copies no faster as long as it is several times as large as the processor's caches, 1 GiB at
-    most: by the time that a piece has its turn again, the others have taken its place there. It is
-    pinned in chunks as large as those of sleep, by the same thread, so it lies as near to the GPU.
+    Pinning takes far longer than copying, so there is less of it than of tensors, but several times
+    as much as the processor's caches hold. It is pinned in chunks as large as those of sleep, by
+    the same thread, so it lies as near to the GPU.
     """
 
     def __init__(self, size: int, room: int) -> None:
@@ -163,10 +161,9 @@ def bandwidth(
 
 def rates(found: dict[str, list[float]], live: float, copied: float) -> dict[str, float]:
     """GiB/s from the second cycle on."""
+    moved = {"sleep": live, "wake": live, "out": copied, "back": copied}
     return {
-        f"{name}_gib_s": (copied if name in ("out", "back") else live)
-        / GIB
-        / statistics.median(seconds[1:])
+        f"{name}_gib_s": moved[name] / GIB / statistics.median(seconds[1:])
         for name, seconds in found.items()
     }
 
@@ -233,42 +230,31 @@ def training(allocator: str) -> dict[str, Any]:
 
     choose_allocator(allocator)
     torch.use_deterministic_algorithms(True)
-    found: dict[str, Any] = {"sleep_s": [], "wake_s": [], "host_share": 1.0}
+    host_share = 1.0
 
     def losses(sleeps: bool) -> list[str]:
+        nonlocal host_share
         torch.manual_seed(0)
         step, seen = gpt2(small=False), []
         for _ in range(STEPS):
             seen.append(step())
-            if not sleeps:
-                continue
-            done: list[Any] = []
-            found["sleep_s"].append(seconds_of(lambda: done.append(esper_alloc.sleep())))
-            host = sum(one["host_bytes"] for one in esper_alloc.tag_stats().values())
-            found["host_share"] = max(found["host_share"], host / done[0].kept)
-            found["wake_s"].append(seconds_of(esper_alloc.wake))
+            if sleeps:
+                live = esper_alloc.sleep().kept
+                host = sum(one["host_bytes"] for one in esper_alloc.tag_stats().values())
+                host_share = max(host_share, host / live)
+                esper_alloc.wake()
         return [float(loss).hex() for loss in seen]
 
     plain, sleeping = losses(False), losses(True)
     if len(set(plain)) < STEPS // 2:
         raise RuntimeError(f"the losses hardly change: {plain}")
-    return {
-        "machine": machine(),
-        "differing": float(sum(a != b for a, b in zip(plain, sleeping, strict=True))),
-        "host_share": found["host_share"],
-        "sleep_s": statistics.median(found["sleep_s"][1:]),
-        "wake_s": statistics.median(found["wake_s"][1:]),
-    }
-
-
-def wait_for(file: Path, number: int) -> None:
-    while not (file.exists() and int(file.read_text()) >= number):
-        time.sleep(0.0005)
+    differing = float(sum(a != b for a, b in zip(plain, sleeping, strict=True)))
+    return {"machine": machine(), "differing": differing, "host_share": host_share}
 
 
 def turns(allocator: str, folder: str, me: str, turn_gib: float) -> dict[str, Any]:
     """Takes turns with the other process. `a` first fills the device but for half as much again
-    as one of them needs, once both have their contexts."""
+    as one of them needs, once both have their contexts. short: turns without memory."""
     import esper_alloc
 
     choose_allocator(allocator)
@@ -280,10 +266,14 @@ def turns(allocator: str, folder: str, me: str, turn_gib: float) -> dict[str, An
         scratch.write_text(str(number))
         os.replace(scratch, mine)
 
+    def wait_for(number: int) -> None:
+        while not (theirs.exists() and int(theirs.read_text()) >= number):
+            time.sleep(0.0005)
+
     torch.zeros(1, device="cuda").add_(1)
     torch.cuda.synchronize()
     tell(0)
-    wait_for(theirs, 0)
+    wait_for(0)
     ballast: list[Any] = []
     if first:
         free = torch.cuda.mem_get_info()[0] - size * 3 // 2
@@ -291,10 +281,8 @@ def turns(allocator: str, folder: str, me: str, turn_gib: float) -> dict[str, An
             ballast.append(torch.empty(max(free, 0), device="cuda", dtype=torch.uint8))
     kept: list[Any] = []
     wrong = short = 0
-    seconds: list[float] = []
     for turn in range(TURNS):
-        wait_for(theirs, turn if first else turn + 1)
-        begin = time.perf_counter()
+        wait_for(turn if first else turn + 1)
         if not kept:
             with esper_alloc.tag("kept"):
                 kept = make_tensors(size)
@@ -308,14 +296,7 @@ def turns(allocator: str, folder: str, me: str, turn_gib: float) -> dict[str, An
             wrong += [float(x[0]) for x in kept] != expected
             wrong += len(esper_alloc.sleep("kept").stays)
             torch.cuda.empty_cache()
-        seconds.append(time.perf_counter() - begin)
         tell(turn + 1)
     if wrong:
         raise RuntimeError(f"contents were not what they were, or memory stayed: {wrong} times")
-    del ballast
-    return {
-        "machine": machine(),
-        "short": float(short),
-        "turn_s": statistics.median(seconds[1:]),
-        "longest_s": max(seconds[1:]),
-    }
+    return {"machine": machine(), "short": float(short)}

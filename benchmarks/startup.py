@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from common import OURS
-from measuring import choose_allocator, device_used_mib, empty_cache, machine
+from measuring import choose_allocator, device_used_mib, machine
 
 ELEMENTS = 1 << 20  # of float32: 4 MiB
 
@@ -31,11 +31,9 @@ def first(allocator: str) -> dict[str, Any]:
     import torch
 
     choose_allocator(allocator)
-    begin = time.perf_counter()
     torch.cuda.init()
     torch.cuda.synchronize()  # makes the context
-    figures: dict[str, Any] = {"context_ms": (time.perf_counter() - begin) * 1e3}
-    figures["idle_mib"] = device_used_mib()
+    figures: dict[str, Any] = {"idle_mib": device_used_mib()}
     begin = time.perf_counter()
     x = torch.empty(ELEMENTS, device="cuda")
     allocated = time.perf_counter()
@@ -43,7 +41,4 @@ def first(allocator: str) -> dict[str, Any]:
     torch.cuda.synchronize()
     figures["first_ms"] = (time.perf_counter() - begin) * 1e3
     figures["first_allocation_us"] = (allocated - begin) * 1e6
-    del x
-    empty_cache()
-    figures["after_mib"] = device_used_mib()
     return {"machine": machine(), **figures}

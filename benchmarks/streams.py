@@ -8,18 +8,16 @@ nothing.
 from __future__ import annotations
 
 import gc
-import importlib
+import itertools
 import random
 import statistics
-import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import MIB, OURS, ROOT
-from measuring import machine, median_ms, use_allocator
+from common import MIB, OURS
+from measuring import example, machine, median_ms, ms_a_step, use_allocator
 from torch import nn
 
 
@@ -49,16 +47,6 @@ def survives(work: Callable[[], object]) -> str | None:
     return why
 
 
-def held_back(allocator: str) -> dict[str, float]:
-    """How often and how long ours held the host back so far."""
-    if allocator != OURS:
-        return {}
-    import esper_alloc
-
-    stats = esper_alloc.memory_stats()
-    return {name: stats[name] for name in ("held_back", "held_back_seconds", "held_back_in_vain")}
-
-
 class Base:
     """What is there before a measurement: an empty cache, and peaks from now on."""
 
@@ -69,13 +57,20 @@ class Base:
         self.active = torch.cuda.memory_stats()["active_bytes.all.current"]
         self.reserved = torch.cuda.memory_reserved()
 
-    def peaks(self) -> dict[str, float]:
-        """MiB over what was there."""
+    def peaks(self, allocator: str = "") -> dict[str, float]:
+        """MiB over what was there, and how often and how long ours held the host back."""
         stats = torch.cuda.memory_stats()
-        return {
+        figures = {
             "peak_over_base_mib": (stats["active_bytes.all.peak"] - self.active) / MIB,
             "reserved_mib": (stats["reserved_bytes.all.peak"] - self.reserved) / MIB,
         }
+        if allocator == OURS:
+            import esper_alloc
+
+            ours = esper_alloc.memory_stats()
+            names = ("held_back", "held_back_seconds", "held_back_in_vain")
+            figures |= {name: ours[name] for name in names}
+        return figures
 
 
 # --- weights, gathered on one stream and used on another ---------------------
@@ -86,12 +81,9 @@ BLOCKS = 10  # of TIMED_STEPS steps each
 
 
 class Pipeline:
-    """The shards, the two streams, and one step over them, as FSDP's.
-
-    Each layer's weight is concatenated from two shards on a communication stream, layer i+1's
-    before layer i is used. The compute stream waits for it, computes x = tanh(x @ w) and drops
-    the weight.
-    """
+    """As FSDP's: each layer's weight is concatenated from two shards on a communication stream,
+    layer i+1's before layer i is used. The compute stream waits for it, computes x = tanh(x @ w)
+    and drops the weight."""
 
     def __init__(self, marks: str, layers: int, width: int, rows: int) -> None:
         self.compute = torch.cuda.current_stream()
@@ -177,15 +169,8 @@ def pipeline(allocator: str, marks: str, layers: str, small: bool = False) -> di
         job = Pipeline(marks, *SHAPES[layers][small])
         for _ in range(WARM_STEPS):
             job.step()
-        torch.cuda.synchronize()
-        times = []
-        for _ in range(2 if small else BLOCKS):
-            begin = time.perf_counter()
-            for _ in range(TIMED_STEPS):
-                job.step()
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - begin) * 1e3 / TIMED_STEPS)
-        peaks = {**job.base.peaks(), **held_back(allocator)}
+        times = [ms_a_step(job.step, TIMED_STEPS) for _ in range(2 if small else BLOCKS)]
+        peaks = job.base.peaks(allocator)
         by_layer = job.by_layer(TIMED_STEPS)
         wanted = job.step(wait=True)
         if float(wanted.float().square().mean()) < 0.01:
@@ -195,13 +180,8 @@ def pipeline(allocator: str, marks: str, layers: str, small: bool = False) -> di
         torch.cuda.synchronize()
         for _ in range(CHECKED_STEPS):
             wrong += (job.step() != wanted).sum()
-        return {
-            "machine": machine(),
-            "step_ms": statistics.median(times),
-            **peaks,
-            "by_layer": by_layer,
-            "wrong": int(wrong),
-        }
+        figures = {"step_ms": statistics.median(times), "by_layer": by_layer, "wrong": int(wrong)}
+    return {"machine": machine(), **figures, **peaks}
 
 
 # --- batches, copied on a stream of their own --------------------------------
@@ -212,12 +192,9 @@ BATCH_SHAPE, SMALL_BATCH = (4096, 8192), (256, 512)  # in bf16: 64 MiB
 
 
 class Prefetch:
-    """Batches in pinned memory, two streams, and the work on a batch.
-
-    Each batch is allocated and filled on a copy stream, two batches ahead of the compute stream,
-    which waits for it, reads it first and last in its step, and drops it. By hand the copy stream
-    waits for the compute stream before each copy.
-    """
+    """Each batch is allocated on a copy stream and filled from pinned memory, two batches ahead of
+    the compute stream, which waits for it, reads it first and last in its step, and drops it. By
+    hand the copy stream waits for the compute stream before each copy."""
 
     def __init__(self, marks: str, layers: int, rows: int, width: int) -> None:
         self.marks = marks
@@ -225,10 +202,8 @@ class Prefetch:
         self.copy = torch.cuda.Stream()
         shape = (rows, width)
         random = torch.Generator().manual_seed(1)
-        self.pinned = []
-        for _ in range(PINNED):
-            host = torch.empty(shape, dtype=torch.bfloat16, pin_memory=True)
-            self.pinned.append(host.copy_(torch.randn(shape, generator=random)))
+        numbers = (torch.randn(shape, generator=random) for _ in range(PINNED))
+        self.pinned = [one.to(torch.bfloat16).pin_memory() for one in numbers]
         scale = 1.5 / width**0.5
         self.weights = [
             torch.randn((width, width), device="cuda", dtype=torch.bfloat16).mul_(scale)
@@ -275,7 +250,7 @@ def prefetch(allocator: str, marks: str, layers: int, small: bool = False) -> di
         base = Base()
         job.run(min(10, batches))
         taken = median_ms(lambda: job.run(batches), REPEATS)
-        peaks = {**base.peaks(), **held_back(allocator)}
+        peaks = base.peaks(allocator)
         job.run(batches, wait=True)
         wanted = job.figures.clone()
         job.figures.zero_()
@@ -295,16 +270,12 @@ OVERLAPS = {
     "large": (256, 1024, 1, 12),
     "four-large": (256, 1024, 2, 12),
 }
-OVERLAP_BLOCKS = 3
 
 
 class Overlap:
-    """The streams, the host's memory, and one step over them.
-
-    A tensor is copied in on one stream, matrix products run over it on a second, and the result
+    """A tensor is copied in on one stream, matrix products run over it on a second, and the result
     is copied out on a third. Each tensor is marked where it is used last, and dropped at once. The
-    host waits after each step. Sizes are drawn anew for each batch, the same for everybody.
-    """
+    host waits after each step. Sizes are drawn anew for each batch, the same for everybody."""
 
     def __init__(self, marks: str, least: int, most: int, computing: int) -> None:
         self.least, self.most, self.marks = least, most, marks
@@ -345,30 +316,17 @@ def overlap(allocator: str, marks: str, sizes: str, small: bool = False) -> dict
     """step_ms: the mean of the blocks."""
     use_allocator(allocator)
     least, most, computing, steps = OVERLAPS[sizes]
-    blocks = OVERLAP_BLOCKS
     if small:
-        least, most, steps, blocks = 1, 4, 1, 2
+        least, most, steps = 1, 4, 1
     with torch.no_grad():
         job = Overlap(marks, least, most, computing)
         base = Base()
-        for _ in range(steps):
-            job.step()
-        times = []
-        for _ in range(blocks):
-            begin = time.perf_counter()
-            for _ in range(steps):
-                job.step()
-            times.append((time.perf_counter() - begin) * 1e3 / steps)
-        peaks = {**base.peaks(), **held_back(allocator)}
-        return {"machine": machine(), "step_ms": statistics.mean(times), **peaks}
+        times = [ms_a_step(job.step, steps) for _ in range(4)]  # the first is to warm up
+        peaks = base.peaks(allocator)
+        return {"machine": machine(), "step_ms": statistics.mean(times[1:]), **peaks}
 
 
 # --- the code of the examples ------------------------------------------------
-def example(name: str) -> Any:
-    sys.path.insert(0, str(ROOT / "examples"))
-    return importlib.import_module(name)
-
-
 def differing(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> int:
     return sum(not torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
@@ -387,14 +345,9 @@ def reduce_scatter(allocator: str, by_hand: bool = False) -> dict[str, Any]:
         torch.cuda.empty_cache()
         base = torch.cuda.memory_reserved()
         found, peak = code.measure(way, x)
-        reserved = torch.cuda.max_memory_reserved() - base
-        return {
-            "machine": machine(),
-            "peak": peak,
-            "reserved": reserved / MIB,
-            "wrong": differing(found, wanted),
-            "ms": median_ms(lambda: way(x), 7),
-        }
+        reserved = (torch.cuda.max_memory_reserved() - base) / MIB
+        wrong, ms = differing(found, wanted), median_ms(lambda: way(x), 7)
+    return {"machine": machine(), "peak": peak, "reserved": reserved, "wrong": wrong, "ms": ms}
 
 
 def offloading(allocator: str) -> dict[str, Any]:
@@ -403,12 +356,8 @@ def offloading(allocator: str) -> dict[str, Any]:
     use_allocator(allocator)
     code = example("offload_activations")
     torch.manual_seed(0)
-    layers = [
-        layer
-        for _ in range(code.LAYERS)
-        for layer in (nn.Linear(code.WIDTH, code.WIDTH), nn.GELU())
-    ]
-    model = nn.Sequential(*layers).cuda()
+    pairs = [(nn.Linear(code.WIDTH, code.WIDTH), nn.GELU()) for _ in range(code.LAYERS)]
+    model = nn.Sequential(*itertools.chain(*pairs)).cuda()
     x = torch.randn(code.ROWS, code.WIDTH, device="cuda")
     code.train_step(model, x, offload=False)  # loads kernels, allocates workspaces
     gradients, _ = code.train_step(model, x, offload=False)
@@ -418,7 +367,7 @@ def offloading(allocator: str) -> dict[str, Any]:
     torch.cuda.empty_cache()
     base = torch.cuda.memory_reserved()
     found, peak = code.train_step(model, x, offload=True)
-    reserved = torch.cuda.max_memory_reserved() - base
+    reserved = (torch.cuda.max_memory_reserved() - base) / MIB
     wrong = differing([one.cpu() for one in found], wanted)
     copies = torch.cuda.Stream()
 
@@ -428,8 +377,8 @@ def offloading(allocator: str) -> dict[str, Any]:
             loss = model(x).square().mean()
         loss.backward()
 
-    figures = {"peak": peak, "reserved": reserved / MIB, "wrong": wrong, "ms": median_ms(step, 7)}
-    return {"machine": machine(), **figures}
+    ms = median_ms(step, 7)
+    return {"machine": machine(), "peak": peak, "reserved": reserved, "wrong": wrong, "ms": ms}
 
 
 # --- within little memory ----------------------------------------------------
@@ -449,14 +398,8 @@ def run_within(
     def work() -> None:
         step = make()
         warm, timed = steps
-        for _ in range(warm):
-            step()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(timed):
-            step()
-        torch.cuda.synchronize()
-        took.append((time.perf_counter() - begin) * 1e3 / timed)
+        ms_a_step(step, warm)
+        took.append(ms_a_step(step, timed))
 
     why = survives(work)
     stats = torch.cuda.memory_stats()

@@ -17,9 +17,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from common import RESULTS, Rows, add_to, read
-
-CHANGED, UNKNOWN = "+changes", "unknown"  # as commit() in common.py says it
+from common import RESULTS, add_to, read
 
 
 def found_in(path: Path) -> Iterator[Path]:
@@ -28,38 +26,28 @@ def found_in(path: Path) -> Iterator[Path]:
         yield path
         return
     for file in sorted(path.rglob("*.json")):
-        content = None
-        with contextlib.suppress(ValueError):
-            content = json.loads(file.read_text())
-        if isinstance(content, dict) and {"rows", "runs"} <= content.keys():
-            yield file
-
-
-def last_time(runs: Rows) -> str:
-    return max((run["time"] for run in runs), default="")
-
-
-def check(path: Path, runs: Rows) -> None:
-    for run in runs:
-        if run["commit"].endswith(CHANGED) or run["commit"] == UNKNOWN:
-            raise SystemExit(
-                f"{path}: measured at {run['commit']}, which nobody else has; measure at a "
-                "commit, named by ESPER_COMMIT where there is no .git"
-            )
+        with contextlib.suppress(ValueError, TypeError):
+            if {"rows", "runs"} <= set(json.loads(file.read_text())):
+                yield file
 
 
 def take(paths: Iterable[Path], into: Path = RESULTS) -> list[str]:
     """Adds result files to those in `into`; their topics. Raises SystemExit, and takes
     nothing, for a file that is none, or of a commit that nobody has."""
     files = [file for path in paths for file in found_in(path)]
-    read_ones = [(file, *read(file)) for file in files if file.exists()]
     missing = [str(file) for file in files if not file.exists()]
     if missing or not files:
         raise SystemExit(f"no result file: {', '.join(missing) or 'nothing was found'}")
-    for file, _, runs in read_ones:
-        check(file, runs)
-    read_ones.sort(key=lambda one: last_time(one[2]))
-    for file, rows, runs in read_ones:
+    made = [(file, *read(file)) for file in files]
+    for file, _, runs in made:
+        for run in runs:
+            if run["commit"].endswith("+changes") or run["commit"] == "unknown":
+                raise SystemExit(
+                    f"{file}: measured at {run['commit']}, which nobody else has; measure at a "
+                    "commit, named by ESPER_COMMIT where there is no .git"
+                )
+    made.sort(key=lambda one: max((run["time"] for run in one[2]), default=""))
+    for file, rows, runs in made:
         add_to(into / file.name, rows, runs)
     return sorted({file.stem for file in files})
 

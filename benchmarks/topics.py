@@ -6,9 +6,7 @@ rows the documents show stands in shown.py.
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +23,6 @@ from common import (
     OURS,
     PEERS,
     RMM,
-    ROOT,
     STAYS,
     Case,
     Options,
@@ -35,7 +32,7 @@ from common import (
     Topic,
     column,
     everybody,
-)  # fmt: skip
+)
 from jobs_rows import AGAIN, job_rows, passes, title_of, with_best
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -58,6 +55,11 @@ def beside(ours: str, peer: Any, *figures: Figure, title: str = "", **more: Any)
     ]
 
 
+def own(case: str, name: str, unit: str, key: str, *goal: Any, **peer: Any) -> Row:
+    """A figure of a case beside another one of the same process, `peer_key`."""
+    return Row(name, unit, key, case, case, *goal, **peer)
+
+
 def beside_peers(*figures: Figure, judged_by: Sequence[str] = (NATIVE,)) -> list[Row]:
     """Rows of ours beside each peer. By some of these ours is judged."""
     return [
@@ -76,9 +78,9 @@ def marked(name: str, marks: str, **environment: str) -> Case:
     return Case(name, allocator, {"marks": marks}, environment)
 
 
-def of(*allocators: str, **how: Any) -> list[Case]:
+def of(*allocators: str) -> list[Case]:
     """A case for each allocator, named after it."""
-    return [Case(one, one, how) for one in allocators]
+    return [Case(one, one) for one in allocators]
 
 
 MARKED = {
@@ -106,22 +108,20 @@ PIPELINE_CASES = [
 ]  # fmt: skip
 #: Active: the recipe's 384 MiB and half of the allowance.
 BY_RECIPE = (
-    (*STEP, 1.01, "mean_ratio"), (*ACTIVE, 448, "ours"), (*RESERVED, ALLOWANCE, "difference"),
-        NONE_WRONG,
-)  # fmt: skip
+    (*STEP, 1.01, "mean_ratio"),
+    (*ACTIVE, 448, "ours"),
+    (*RESERVED, ALLOWANCE, "difference"),
+    NONE_WRONG,
+)
 LARGE_BY_RECIPE = ((*STEP, 1.01, "mean_ratio"), (*ACTIVE, 512, "difference"), RESERVED, NONE_WRONG)
 LARGE = "layers of 512 MiB"
 
 
-def by_layer(name: str, rounds: Rounds) -> Row:
-    """The peak beside record_stream's, and both by layer as the first round had them."""
+def pipeline_rows(rounds: Rounds, options: Options) -> list[Row]:
+    """The peak beside record_stream's has both by layer, as the first round had them."""
     both = [one for one in rounds if RECORD_USE in one and RECORD_STREAM in one][:1]
     sides = (("ours_by_layer", RECORD_USE), ("peer_by_layer", RECORD_STREAM))
-    more = {key: one[case]["by_layer"] for one in both for key, case in sides}
-    return Row(name, *ACTIVE[1:], RECORD_USE, RECORD_STREAM, more=more)
-
-
-def pipeline_rows(rounds: Rounds, options: Options) -> list[Row]:
+    by_layer = {key: one[case]["by_layer"] for one in both for key, case in sides}
     return [
         *beside(RECORD_USE, RECIPE, *BY_RECIPE),
         *beside(RECORD_USE, RECORD_STREAM, STEP, RESERVED, NONE_WRONG),
@@ -133,7 +133,7 @@ def pipeline_rows(rounds: Rounds, options: Options) -> list[Row]:
         *beside(TIGHT, RECIPE, BY_RECIPE[0], (*ACTIVE, 384, "ours"), title="allowance 64MiB: "),
         # The recipe as it stands, on ours beside on native.
         *beside(OURS_RECIPE, RECIPE, STEP, ACTIVE, RESERVED, title="recipe untouched: "),
-        by_layer(ACTIVE[0], rounds),
+        *beside(RECORD_USE, RECORD_STREAM, ACTIVE, more=by_layer),
     ]
 
 
@@ -147,29 +147,12 @@ LARGE_ROWS = [
 ]
 
 
-def on_sim(command: Any, part: Part, cases: Sequence[Case], *_: Any) -> Rounds:
-    """Once, in processes that have the simulated device for a driver."""
-    sys.path.insert(0, str(ROOT / "tests" / "shim"))
-    build = importlib.import_module("build")
-    with tempfile.TemporaryDirectory() as folder:
-        variables = build.environment(build.build(Path(folder)))
-        variables |= {"SIM_CAPACITY_MB": "32768", "SIM_MAPS_PAGES": "1"}
-        there = [
-            replace(case, environment={**variables, "ESPER_SIMULATED_ALLOCATOR": case.allocator})
-            for case in cases
-        ]
-        return command.measure(part, there, 1)
-
-
 PIPELINE = Topic(
     "What do weights take that are gathered on one stream, and used on another, as FSDP does?",
     Part("small", "streams.pipeline", told(PIPELINE_CASES, layers="small"), pipeline_rows,
         ours=RECORD_USE),
     Part("large", "streams.pipeline", told(PIPELINE_CASES, layers="large"), LARGE_ROWS,
         ours=RECORD_USE),
-    Part("simulated", "on_sim.pipeline", [MARKED[RECORD_STREAM], MARKED[RECORD_USE]],
-         lambda rounds, _: [by_layer(f"{ACTIVE[0]}, simulated device", rounds)],
-         workers=FRESH, ours=RECORD_USE, gpus=0, by_default=False, conduct=on_sim),
     rounds=6,
 )  # fmt: skip
 
@@ -283,9 +266,10 @@ def least_part(job: str) -> Part:
         ("out-of-memory errors", "errors", "ooms"),
     )  # fmt: skip
     cases = [
-        marked(OURS, "record_use"), marked(LEAST, "record_use", ESPER_ALLOC_ALLOWANCE="0"),
-            MARKED[RECORD_STREAM],
-    ]  # fmt: skip
+        marked(OURS, "record_use"),
+        marked(LEAST, "record_use", ESPER_ALLOC_ALLOWANCE="0"),
+        MARKED[RECORD_STREAM],
+    ]
     return Part(job, "streams.least", told(cases, job=job), conduct=within_least, rows=[
         *beside(OURS, RECORD_STREAM, *figures, title=f"{title}: "),
         *beside(LEAST, RECORD_STREAM, *figures, title=f"{title}, allowance 0: "),
@@ -325,23 +309,22 @@ def inside(
         return command.measure(part, told(cases, files=[path], cold=True), rounds, seconds, each)
 
 
-def inside_rows(job: str, rounds: Rounds, options: Options) -> list[Row]:
-    name = f"{title_of(job, options.segments)}: time inside the allocator"
-    return beside_peers((name, "us", "job: whole_inside_us", 1.0))
-
-
 def job_part(job: str) -> Part:
     cases = [*everybody(**DETERMINISTIC)]
     cases += [Case(AGAIN, NATIVE, environment=DETERMINISTIC)] if job in HOST_BOUND else []
     rows = partial(job_rows, job, job in ("llama_decode", "serving"))
-    return Part(job, "jobs.measure", told(cases, job=job), rows, STAYS, ours=None, same_cores=True,
-        warm_up=1,
-                derive=lambda rounds: with_best(passes(rounds)))  # fmt: skip
+    return Part(
+        job, "jobs.measure", told(cases, job=job), rows, STAYS, ours=None, same_cores=True,
+        warm_up=1, derive=lambda rounds: with_best(passes(rounds)),
+    )  # fmt: skip
 
 
 def inside_part(job: str) -> Part:
-    return Part(f"inside-{job}", "calls.malloc_times", everybody(**DETERMINISTIC),
-        partial(inside_rows, job),
+    def rows(rounds: Rounds, options: Options) -> list[Row]:
+        name = f"{title_of(job, options.segments)}: time inside the allocator"
+        return beside_peers((name, "us", "job: whole_inside_us", 1.0))
+
+    return Part(f"inside-{job}", "calls.malloc_times", everybody(**DETERMINISTIC), rows,
                 by_default=False, conduct=inside, **LOOPS)  # fmt: skip
 
 
@@ -388,9 +371,7 @@ def limit_part(what: str, job: str) -> Part:
     cases = [Case(one, one, how, DETERMINISTIC) for one in (OURS, *LIMITED)]
     return Part(
         f"{what}-{job}", "jobs.limits", cases, partial(limit_rows, what, job), imports=job,
-        derive=best_of,
-        left_out={RMM: "it knows no memory fraction"},
-        together=what == "batch",  # each has its 20 GiB, and nothing is timed
+        derive=best_of, together=what == "batch",  # each has its 20 GiB, and nothing is timed
     )  # fmt: skip
 
 
@@ -406,25 +387,24 @@ PAIR = Topic(
     Part("pair", "calls.pairs", everybody(), **LOOPS, rows=beside_peers(
         *((f"raw_alloc + raw_delete, {one}", "ns", f"raw_alloc + raw_delete, {one}", 0.4)
           for one in ("512 B", "1 MiB", "64 MiB")),
-        ("allocate() and drop, 4 KiB", "ns", "allocate() and drop, 4 KiB"),
         ("torch.empty and drop, 4 KiB", "ns", "torch.empty and drop, 4 KiB", 1.0),
         judged_by=(NATIVE, EXPANDABLE),
     )),
 )  # fmt: skip
 
 
-def threads_figure(kind: str, size: str, count: int, goal: float) -> Figure:
-    name = f"{kind}, {size}, {count} threads"
-    return name, "million/s", name, goal if count == 16 else None, "at_least"
+def threads_figures(kind: str, goal: float, *counts: int) -> Iterator[Figure]:
+    for size in ("4 KiB", "1 MiB"):
+        for count in counts:
+            name = f"{kind}, {size}, {count} threads"
+            yield name, "million/s", name, goal if count == 16 else None, "at_least"
 
 
 THREADS = Topic(
     "How many pairs of malloc and free do threads make in a second, each on a core of its own?",
     Part("threads", "calls.threads", everybody(), loops=True, rows=beside_peers(
-        *(threads_figure("pairs", size, count, 30.0) for size in ("4 KiB",
-            "1 MiB") for count in (1, 4, 16)),
-        *(threads_figure("pairs, handed on", size, count, 20.0) for size in ("4 KiB",
-            "1 MiB") for count in (4, 16)),
+        *threads_figures("pairs", 30.0, 1, 4, 16),
+        *threads_figures("pairs, handed on", 20.0, 4, 16),
     )),
     settings={"most": 16, "milliseconds": 100},
 )  # fmt: skip
@@ -438,13 +418,12 @@ def churn_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
     """Of what there was room for. The cost grows no faster than the logarithm."""
     there = [one for one in LIVE if column(rounds, OURS, f"{one}: ns")]
     for one in there:
-        ns = (f"free and malloc among {one}", "ns", f"{one}: ns", 0.3)
-        yield from beside_peers(ns, (f"reserved / live, {one}", "", f"{one}: reserved"))
+        yield from beside_peers((f"free and malloc among {one}", "ns", f"{one}: ns", 0.3))
     few, many = LIVE[0], LIVE[3]
     if few in there and many in there:
-        goal = math.log(100_000) / math.log(100)
-        yield Row(f"free and malloc among {many}, growth", "ns", f"{many}: ns", OURS, OURS, goal,
-                  peer_key=f"{few}: ns", peer_name="among 100")  # fmt: skip
+        name, goal = f"free and malloc among {many}, growth", math.log(100_000) / math.log(100)
+        few_ns = {"peer_key": f"{few}: ns", "peer_name": "among 100"}
+        yield own(OURS, name, "ns", f"{many}: ns", goal, **few_ns)
 
 
 CHURN = Topic(
@@ -456,9 +435,8 @@ CHURN = Topic(
 
 def malloc_times_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
     keys = {key for one in rounds for case in one.values() for key in case}
-    for job in sorted(
-        key.removesuffix(": whole_slow_us") for key in keys if key.endswith(": whole_slow_us")
-    ):
+    slow = ": whole_slow_us"
+    for job in sorted(key.removesuffix(slow) for key in keys if key.endswith(slow)):
         for title, key, *goal in (
             ("malloc, the whole job, 99.9th percentile", "whole_slow_us", 1.5),
             ("malloc, the whole job, median", "whole_median_us"),
@@ -481,47 +459,28 @@ STARTUP = Topic(
     "What does it cost to be there: importing, an idle process, the first allocation?",
     Part("imports", "startup.imports", of(OURS), workers=FRESH, rounds=5, rows=beside(
         OURS, OURS, ("import torch and esper_alloc", "ms", "import_ms", 30.0, "difference"),
-        ("the same, and enable()", "ms", "enabled_ms"), peer_key="torch_ms",
-            peer_name="import torch",
+        ("the same, and enable()", "ms", "enabled_ms"),
+        peer_key="torch_ms", peer_name="import torch",
     )),
     # Whoever is first in the first round has the driver's libraries read from the disk.
     Part("first", "startup.first", everybody(), same_cores=True, warm_up=1,
-        derive=lambda rounds: rounds[1:],
-         rows=beside_peers(
-             ("idle device memory", "MiB", "idle_mib", 1.0),
-             ("the same, after a tensor came and went", "MiB", "after_mib"),
-             ("first allocation to the end of the first kernel", "ms", "first_ms", 1.0, "no_worse"),
-             ("first allocation", "us", "first_allocation_us"), ("making the context", "ms",
-                 "context_ms"),
+         derive=lambda rounds: rounds[1:], rows=beside_peers(
+        ("idle device memory", "MiB", "idle_mib", 1.0),
+        ("first allocation to the end of the first kernel", "ms", "first_ms", 1.0, "no_worse"),
+        ("first allocation", "us", "first_allocation_us"),
     )),
     rounds=30,
 )  # fmt: skip
 
 # --- marks, automatic uses, audits -------------------------------------------
-STRICT, AT_ONCE = "allowance=0", "of 20 tries, memory reused at once"
-TAKEN = ("memory taken from the device for the next allocation", "MiB", "grown_mib")
-READ_WRONG = ("elements that the reader got wrong", "elements", "wrong", 0.0)
 PRECISION = Topic(
     "When does the memory of a dropped tensor serve again?",
-    Part("precision", "marks.precision", ours=RECORD_USE, same_cores=True, cases=[
-        MARKED[RECORD_USE], marked(STRICT, "record_use", ESPER_ALLOC_ALLOWANCE="0"),
-            MARKED[RECORD_STREAM],
-        MARKED[OURS_STREAM],
-    ], rows=[
-        Row("dropped memory serves again after, 50 ms of work queued", "ms", "serves_again_ms",
-            RECORD_USE,
-            RECORD_STREAM, 0.2),
-        *beside(RECORD_USE, RECORD_STREAM, TAKEN, READ_WRONG),
-        *(
-            Row(f"{name}, {STRICT}", unit, key, STRICT, RECORD_STREAM, *goal)
-            for name, unit, key, *goal in (
-                (*TAKEN, 0.0), (AT_ONCE, "tries", "reused"),
-                (f"{AT_ONCE} and written beside the unrelated work", "tries", "beside_work"),
-                    READ_WRONG,
-            )
-        ),
-        Row(AT_ONCE, "tries", "reused", STRICT, OURS_STREAM),
-    ]),
+    Part("precision", "marks.precision", [MARKED[RECORD_USE], MARKED[RECORD_STREAM]], beside(
+        RECORD_USE, RECORD_STREAM,
+        ("dropped memory serves again after, 50 ms of work queued", "ms", "serves_again_ms", 0.2),
+        ("memory taken from the device for the next allocation", "MiB", "grown_mib"),
+        ("elements that the reader got wrong", "elements", "wrong", 0.0),
+    ), ours=RECORD_USE, same_cores=True),
 )  # fmt: skip
 CAPTURED = (
     ("capture time", "ms", "capture_ms"), ("replay time", "ms", "replay_ms"),
@@ -545,21 +504,15 @@ def mark_rows() -> Iterator[Row]:
     for form, goal in (("call", 300.0), ("cycle", 300.0), ("eight", None)):
         mark, old = f"record_use, {form}", f"record_stream, {form}"
         yield Row(mark, "ns", mark, OURS, NATIVE, goal, "difference", old, RECORD_STREAM)
-        yield Row(mark, "ns", mark, OURS, OURS, None, "ratio", old, OURS_STREAM)
-    cycle = "using, cycle"
-    peer = ("record_stream, cycle", RECORD_STREAM)
-    yield Row(cycle, "ns", cycle, OURS, NATIVE, None, "ratio", *peer)
-    yield Row("allocate and drop, unmarked", "ns", "cycle, unmarked", OURS, NATIVE)
+        yield own(OURS, mark, "ns", mark, peer_key=old, peer_name=OURS_STREAM)
+    yield Row("using, cycle", "ns", "using, cycle", OURS, NATIVE, peer_key="record_stream, cycle",
+              peer_name=RECORD_STREAM)  # fmt: skip
     for count in ("1,000", "10,000"):
         name = f"allocate beside {count} tensors that record_stream holds up"
         yield Row(name, "ns", f"beside {count}", OURS, NATIVE, 1.0)
-    for name in ("event record, Python", "event record, C++"):
-        title = f"record_use, call, beside an {name}"
-        yield Row(title, "ns", "record_use, call", OURS, OURS, None, "ratio", name, name)
-    bare = ("C, cuEventRecord", "cuEventRecord")
-    for name in ("esper_alloc_record_use", "esper_record_use", "eight blocks"):
-        goal = None if name == "eight blocks" else 1.5
-        yield Row(f"C, {name}", "ns", f"C, {name}", OURS, OURS, goal, "ratio", *bare)
+    bare = {"peer_key": "C, cuEventRecord", "peer_name": "cuEventRecord"}
+    for name in ("C, esper_alloc_record_use", "C, esper_record_use"):
+        yield own(OURS, name, "ns", name, 1.5, **bare)
 
 
 RECORD_USE_COST = Topic(
@@ -568,26 +521,24 @@ RECORD_USE_COST = Topic(
 )
 
 
-def automatic_row(name: str, *goal: Any, unit: str = "ns") -> Row:
-    wanted = (*goal, "difference") if len(goal) < 2 else goal
-    return Row(
-        name, unit, f"{name}, automatic", OURS, OURS, *wanted, f"{name}, marked", "marked uses"
-    )
+def automatic_row(name: str, unit: str, *goal: Any) -> Row:
+    keys = {"peer_key": f"{name}, marked", "peer_name": "marked uses"}
+    return own(OURS, name, unit, f"{name}, automatic", *goal, **keys)
 
 
 AUTOMATIC_USES = Topic(
     "What do automatic uses cost an operator, beside marked uses in the same process?",
     Part("automatic_uses", "marks.automatic", of(OURS), same_cores=True, imports="gpt2", rows=[
-        *(automatic_row(f"{name}, one stream", 1.01, "ratio") for name in ("torch.empty and drop",
-            "add")),
+        automatic_row("torch.empty and drop, one stream", "ns", 1.01),
+        automatic_row("add, one stream", "ns", 1.01),
         *(
-            automatic_row(f"{name}, {where}", 150.0)
-            for where in ("at home", "elsewhere") for name in ("add", "view",
-                "add of lists, a tensor")
+            automatic_row(f"{name}, {where}", "ns", 150.0, "difference")
+            for where in ("at home", "elsewhere")
+            for name in ("add", "view", "add of lists, a tensor")
         ),
-        automatic_row("add, dropped", None),
-        automatic_row("GPT-2 step, one stream", 1.01, "ratio", unit="ms"),
-        automatic_row("prefetching GPT-2 step", 1.01, "ratio", unit="ms"),
+        automatic_row("add, dropped", "ns", None, "difference"),
+        automatic_row("GPT-2 step, one stream", "ms", 1.01),
+        automatic_row("prefetching GPT-2 step", "ms", 1.01),
     ]),
 )  # fmt: skip
 SANITIZER = "torch.cuda._sanitizer"
@@ -613,16 +564,13 @@ def corpus_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
         yield Row(f"{name}, of {count}", "programs", "", ours, peer, 0, "ours", peer_name=SANITIZER)
 
 
-def audited(name: str, case: str, goal: float | None = None) -> Row:
-    return Row(name, "ms", "audited", case, case, goal, peer_key="alone", peer_name="no audit")
-
-
+AUDITED = {"peer_key": "alone", "peer_name": "no audit"}
 AUDITING: dict[str, Any] = {"ours": None, "timeout": 400.0}
 AUDITOR = Topic(
     "What does the auditor cost, and what does it find beside torch.cuda._sanitizer?",
     Part("step", "audits.steps", [Case("step, ours", OURS), Case("step, native", NATIVE)], [
-        audited("GPT-2 step, audited", "step, ours", 3.0),
-        audited("GPT-2 step under native, audited", "step, native", 3.0),
+        own("step, ours", "GPT-2 step, audited", "ms", "audited", 3.0, **AUDITED),
+        own("step, native", "GPT-2 step under native, audited", "ms", "audited", 3.0, **AUDITED),
     ], imports="gpt2", **AUDITING),
     Part("corpus", "audits.programs", [Case("corpus", NATIVE)], corpus_rows, rounds=1, **AUDITING),
 )  # fmt: skip
@@ -631,26 +579,35 @@ FENCE = Topic(
     "What does an audit with a fence cost a training step of GPT-2, and in memory?",
     Part("fence", "audits.fence", [Case(kind, OURS, {"kind": kind}) for kind in KINDS], [
         Row(f"{name}, {kind}", unit, key, kind, KINDS[0])
-        for name, unit, key in (("step", "ms", "step_ms"), ("peak reserved", "MiB",
-            "mib")) for kind in KINDS[1:]
+        for name, unit, key in (("step", "ms", "step_ms"), ("peak reserved", "MiB", "mib"))
+        for kind in KINDS[1:]
     ], ours=None, imports="gpt2"),
 )  # fmt: skip
 
 # --- sleep and wake ----------------------------------------------------------
-SAVER, PLAIN_COPY, A_GIB = "torch_memory_saver", "plain pinned copy", "a GiB of a later sleep"
+SAVER, A_GIB = "torch_memory_saver", "a GiB of a later sleep"
+
+
+def at_best(
+    name: str, key: str, at_most: float, unit: str = "", best: float = 0.0, called: str = "nothing"
+) -> Row:
+    """A figure of ours beside the best that there is."""
+    return Row(name, unit, key, OURS, best, at_most, "ours", peer_name=called)
+
+
 BANDWIDTH_ROWS = [
-    Row("sleep", "GiB/s", "sleep_gib_s", OURS, OURS, 0.9, "at_least", "out_gib_s", PLAIN_COPY),
-    Row("wake", "GiB/s", "wake_gib_s", OURS, OURS, 0.9, "at_least", "back_gib_s", PLAIN_COPY),
-    Row("sleep with keep='nothing'", "s", "nothing_sleep_s", OURS, OURS, 1.1, "ratio", "unmap_s",
-        "giving free memory back"),
-    Row("device memory left asleep", "MiB", "left_mib", OURS, 0.0, 64.0, "ours",
-        peer_name="nothing"),
-    Row("host memory over live bytes", "", "host_share", OURS, 1.0, 1.02, "ours",
-        peer_name="live bytes"),
-    Row("wake after keep='nothing'", "s", "nothing_wake_s", OURS, OURS, None, "ratio", "a_gib_s",
-        A_GIB),
-    Row("first sleep, which pins host memory", "s", "first_sleep_s", OURS, OURS, None, "ratio",
-        "a_gib_s", A_GIB),
+    own(OURS, "sleep", "GiB/s", "sleep_gib_s", 0.9, "at_least", peer_key="out_gib_s",
+        peer_name="plain pinned copy"),
+    own(OURS, "wake", "GiB/s", "wake_gib_s", 0.9, "at_least", peer_key="back_gib_s",
+        peer_name="plain pinned copy"),
+    own(OURS, "sleep with keep='nothing'", "s", "nothing_sleep_s", 1.1, peer_key="unmap_s",
+        peer_name="giving free memory back"),
+    at_best("device memory left asleep", "left_mib", 64.0, "MiB"),
+    at_best("host memory over live bytes", "host_share", 1.02, best=1.0, called="live bytes"),
+    own(OURS, "wake after keep='nothing'", "s", "nothing_wake_s", peer_key="a_gib_s",
+        peer_name=A_GIB),
+    own(OURS, "first sleep, which pins host memory", "s", "first_sleep_s", peer_key="a_gib_s",
+        peer_name=A_GIB),
     *beside(OURS, SAVER, ("sleep", "GiB/s", "sleep_gib_s"), ("wake", "GiB/s", "wake_gib_s"),
             ("first sleep", "s", "first_sleep_s")),
 ]  # fmt: skip
@@ -662,45 +619,29 @@ def take_turns_asleep(command: Any, part: Part, cases: Sequence[Case], *_: Any) 
         return command.measure(part, told(cases, folder=folder), 1)
 
 
-def turn_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
-    title = f"two processes, {options.settings['turn_gib']:g} GiB each"
-    both = [rounds[0][me] for me in ("a", "b") if me in rounds[0]]
-    short = [sum(one["short"] for one in both)] if len(both) == 2 else []
-    yield Row(
-        f"{title}, turns without memory, of 50",
-        "",
-        "",
-        short,
-        0.0,
-        0.0,
-        "ours",
-        peer_name="nothing",
-    )
-    turn, longest = ([one[key] for one in both] for key in ("turn_s", "longest_s"))
-    yield Row(f"{title}: a turn", "s", "", turn, longest, peer_name="the longest")
+def turn_rows(rounds: Rounds, options: Options) -> list[Row]:
+    name = f"two processes, {options.settings['turn_gib']:g} GiB each, turns without memory, of 50"
+    both = [rounds[0][me]["short"] for me in ("a", "b") if me in rounds[0]]
+    short = [sum(both)] if len(both) == 2 else []
+    return [Row(name, "", "", short, 0.0, 0.0, "ours", peer_name="nothing")]
 
 
 SLEEP = Topic(
     "How fast does memory sleep and wake, and does everything go on as before?",
-    Part("bandwidth", "sleep.bandwidth", [*of(OURS), Case(SAVER, NATIVE, {"saver": True},
-        needs=SAVER)],
-         BANDWIDTH_ROWS, FRESH),
+    Part("bandwidth", "sleep.bandwidth",
+         [*of(OURS), Case(SAVER, NATIVE, {"saver": True}, needs=SAVER)], BANDWIDTH_ROWS, FRESH),
     Part("graphs", "sleep.graphs", of(OURS), [
-        Row("graph replays that differ, of 100 after a sleep", "", "wrong", OURS, 0.0, 0.0, "ours",
-            peer_name="nothing"),
+        at_best("graph replays that differ, of 100 after a sleep", "wrong", 0.0),
     ], FRESH, rounds=1),
-    Part("training", "sleep.training", [Case(OURS, OURS, environment=DETERMINISTIC,
-        needs="transformers")], [
-        Row("GPT-2 asleep after each step: losses that differ, of 12", "", "differing", OURS, 0.0,
-            0.0, "ours",
-            peer_name="GPT-2 awake"),
-        Row("GPT-2: host memory over live bytes", "", "host_share", OURS, 1.0, 1.02, "ours",
-            peer_name="live bytes"),
-        Row("GPT-2: a sleep", "s", "sleep_s", OURS, OURS, peer_key="wake_s", peer_name="a wake"),
+    Part("training", "sleep.training",
+         [Case(OURS, OURS, environment=DETERMINISTIC, needs="transformers")], [
+        at_best("GPT-2 asleep after each step: losses that differ, of 12", "differing", 0.0,
+                called="GPT-2 awake"),
+        at_best("GPT-2: host memory over live bytes", "host_share", 1.02, best=1.0,
+                called="live bytes"),
     ], FRESH, rounds=1),
     Part("turns", "sleep.turns", [Case(me, OURS, {"me": me}) for me in ("a", "b")], turn_rows,
-        ours=None, rounds=1,
-         together=True, conduct=take_turns_asleep),
+         ours=None, rounds=1, together=True, conduct=take_turns_asleep),
     settings={"gib": 20.0, "plain_gib": 5.0, "cycles": 6, "turn_gib": 8.0},
 )  # fmt: skip
 
@@ -747,12 +688,11 @@ def engine_rows(
     for case, more in variants.items():
         title, peer = engine + more, NATIVE_REGISTERED if case == REGISTERED else NATIVE
         judged = case != BARE  # for which no peer does the same
-        yield Row(f"{title}: losses, largest relative difference from native's", "", "",
-            deviations(rounds, case),
-                  again, max(again, default=0.0), "difference", peer_name=AGAIN)  # fmt: skip
-        tokens = 0.99 if judged else None
-        name = f"{title}: tokens"
-        yield Row(name, "tokens/s", "tokens_s", case, peer, tokens, "at_least", "beside")
+        name = f"{title}: losses, largest relative difference from native's"
+        most = max(again, default=0.0)
+        yield Row(name, "", "", deviations(rounds, case), again, most, "difference", "", AGAIN)
+        yield Row(f"{title}: tokens", "tokens/s", "tokens_s", case, peer,
+                  0.99 if judged else None, "at_least", "beside")  # fmt: skip
         if column(rounds, case, "peak_reserved_mib"):
             goal = peak_goal(rounds) if judged else None
             yield Row(f"{title}: peak reserved", "MiB", "peak_reserved_mib", case, peer, goal)
@@ -764,24 +704,21 @@ def engine_part(engine: str) -> Part:
 
     def case(name: str, bare: bool = False, **env: str) -> Case:
         allocator = NATIVE if name.startswith(NATIVE) else OURS
-        return Case(
-            name,
-            allocator,
-            {"engine": engine, "bare": bare},
-            {**DETERMINISTIC, **NO_MULTICAST, **env},
-        )
+        environment = {**DETERMINISTIC, **NO_MULTICAST, **env}
+        return Case(name, allocator, {"engine": engine, "bare": bare}, environment)
 
     cases, variants = [case(NATIVE), case(OURS)], {OURS: ""}
     if engine == "fsdp2":
         cases.append(case(BARE, True, ESPER_ALLOC_USES="automatic"))
-        variants[BARE] = ", automatic uses, nothing kept"
+        variants[BARE] = BARE.removeprefix(OURS)
     cases.append(case(AGAIN))
     if engine == "tensor_parallel":
         cases += [case(NATIVE_REGISTERED, **REGISTER), case(REGISTERED, **REGISTER)]
-        variants[REGISTERED] = ", registered"
-    return Part(engine, "engines.measure", cases, partial(engine_rows, engine, variants), FRESH,
-        tight=True,
-                timeout=180.0, gpus=2, derive=before_and_after)  # fmt: skip
+        variants[REGISTERED] = REGISTERED.removeprefix(OURS)
+    return Part(
+        engine, "engines.measure", cases, partial(engine_rows, engine, variants), FRESH, tight=True,
+        timeout=180.0, gpus=2, derive=before_and_after,
+    )  # fmt: skip
 
 
 ENGINES = Topic(
@@ -800,91 +737,68 @@ GATHER = Topic(
     "How fast are gathered batches, on data in CIFAR's shapes?",
     Part("gather", "helpers.gather", of(OURS, NATIVE), workers=FRESH, rows=[
         *(
-            Row(f"a batch, {form}", "us", f"ours, {form}", OURS, NATIVE, 1 / times, "ratio",
-                f"plain, {form}", PLAIN)
+            Row(f"a batch, {form}", "us", f"ours, {form}", OURS, NATIVE, 1 / times,
+                peer_key=f"plain, {form}", peer_name=PLAIN)
             for form, times in FORMS.items()
         ),
-        *(
-            Row(f"a batch, {form}, native allocator", "us", f"ours, {form}", NATIVE, NATIVE, None,
-                "ratio",
-                f"plain, {form}", PLAIN)
-            for form in FORMS
-        ),
-        Row("a batch, 64 x 32, reuse=2", "us", "ours, 64 x 32, reuse", OURS, OURS, None, "ratio",
-            "ours, 64 x 32",
-            "fresh memory"),
-        Row("start of an epoch", "us", "ours, epoch start", OURS, NATIVE, None, "ratio",
-            "plain, epoch start", PLAIN),
+        own(OURS, "a batch, 64 x 32, reuse=2", "us", "ours, 64 x 32, reuse",
+            peer_key="ours, 64 x 32", peer_name="fresh memory"),
     ]),
 )  # fmt: skip
 NORMALIZE = Topic(
     "What does normalising observations cost, beside the plain PyTorch way of doing it?",
     Part("normalize", "helpers.normalize", of(NATIVE), workers=FRESH, ours=NATIVE, rows=[
-        Row(f"{name}, {size}", "us", f"{ours} {size}", NATIVE, NATIVE, wanted, "ratio",
-            f"{peer} {size}", "plain PyTorch")
+        own(NATIVE, f"update_and_normalize, {size}", "us", f"update_and_normalize {size}", goal,
+            peer_key=f"plain {size}", peer_name="plain PyTorch")
         for size, goal in (("64x64", 1 / 8), ("1024x128", 1 / 8), ("65536x64", 1 / 5))
-        for name, ours, peer, wanted in (
-            ("update_and_normalize", "update_and_normalize", "plain", goal),
-            ("update, then normalize", "update, normalize", "plain", None),
-            ("normalize", "normalize", "plain normalize", None),
-        )
     ]),
 )  # fmt: skip
-
-
-def cifar_part(name: str, gpus: int, where: str) -> Part:
-    figures = (("a step", "ms", "step_ms"), ("peak reserved", "MiB", "peak_reserved_mib"))
-    rows = beside(OURS, NATIVE, *figures, title=f"16 environments on {where}: ", peer_name=PLAIN)
-    return Part(name, "helpers.cifar_envs", of(OURS, NATIVE, gpus=gpus), rows, FRESH, gpus=gpus)
-
-
 CIFAR_ENVS = Topic(
     "A training loop with 16 environments on streams, end to end: plain PyTorch against ours.",
-    cifar_part("one", 1, "one GPU"),
-    cifar_part("two", 2, "two GPUs, 10 and 6 environments"),
-)
-WRAPPED, DTYPES = "graphs with the wrapper", ("fp32", "fp64")
+    Part("cifar_envs", "helpers.cifar_envs", of(OURS, NATIVE), workers=FRESH, rows=beside(
+        OURS, NATIVE, ("a step", "ms", "step_ms"), ("peak reserved", "MiB", "peak_reserved_mib"),
+        title="16 environments on one GPU: ", peer_name=PLAIN,
+    )),
+)  # fmt: skip
+DTYPES = ("fp32", "fp64")
 
 
-def graph_rows(kind: str, rounds: Rounds, options: Options) -> Iterator[Row]:
-    sizes = options.settings["sizes"]
-    for dtype, size in ((dtype, size) for dtype in DTYPES for size in sizes):
-        title = f"simulator {dtype}, {size} x {size}: "
-        if kind == "beside":
-            yield Row(f"{title}{WRAPPED}, {OURS}", "ms", f"{size}: graphs", f"{dtype}, {OURS}",
-                f"{dtype}, {NATIVE}",
-                      peer_name=f"allocator {NATIVE}")  # fmt: skip
-            continue
-        for name, unit, ours, peer, where, *goal in (
-            ("CPU, with the wrapper", "ms", "wrapped", "compiled", "without it", 1.05),
-            ("CPU, compiled", "ms", "compiled", "eager", "eager"),
-        ) if kind == "cpu" else (
-            (WRAPPED, "ms", "graphs", "eager", "eager"),
-            (WRAPPED, "ms", "graphs", "compiled", "compiled without graphs"),
-            ("compiled without graphs", "ms", "compiled", "eager", "eager"),
-            ("copied a run", "bytes", "bytes", "image bytes", "the image"),
-        ):  # fmt: skip
-            yield Row(title + name, unit, f"{size}: {ours}", dtype, dtype, *goal,
-                peer_key=f"{size}: {peer}",
-                      peer_name=where)  # fmt: skip
+#: On each device: the name, ours and the peer, the peer's name, and perhaps a goal.
+COMPARED: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "cuda": (
+        ("graphs with the wrapper", "graphs", "eager", "eager"),
+        ("graphs with the wrapper", "graphs", "compiled", "compiled without graphs"),
+        ("compiled without graphs", "compiled", "eager", "eager"),
+    ),
+    "cpu": (
+        ("CPU, with the wrapper", "wrapped", "compiled", "without it", 1.05),
+        ("CPU, compiled", "compiled", "eager", "eager"),
+    ),
+}
 
 
-def graph_part(kind: str, cases: Sequence[Case], **more: Any) -> Part:
-    rows = partial(graph_rows, kind)
-    return Part(kind, "graphs.measure", cases, rows, FRESH, ours=None, timeout=400.0, **more)
+def graph_rows(device: str, rounds: Rounds, options: Options) -> Iterator[Row]:
+    for dtype in DTYPES:
+        for size in options.settings["sizes"]:
+            for name, ours, peer, where, *goal in COMPARED[device]:
+                keys = {"peer_key": f"{size}: {peer}", "peer_name": where}
+                name = f"simulator {dtype}, {size} x {size}: {name}"
+                yield own(dtype, name, "ms", f"{size}: {ours}", *goal, **keys)
+
+
+def graph_part(device: str, **more: Any) -> Part:
+    cases = [Case(one, NATIVE, {"dtype": one, "device": device}) for one in DTYPES]
+    rows = partial(graph_rows, device)
+    return Part(device, "graphs.measure", cases, rows, FRESH, ours=None, timeout=400.0, **more)
 
 
 CUDAGRAPH_OUTPUTS = Topic(
     "The simulator of examples/simulator.py: eager, compiled, and with CUDA graphs.",
-    graph_part("cuda", [Case(one, NATIVE, {"dtype": one}) for one in DTYPES]),
-    graph_part("beside", [
-        Case(f"{one}, {who}", who, {"dtype": one}) for one in DTYPES for who in (NATIVE, OURS)
-    ], by_default=False),
-    graph_part("cpu", [Case(one, NATIVE, {"dtype": one, "device": "cpu"}) for one in DTYPES],
-        gpus=0, by_default=False),
+    graph_part("cuda"),
+    graph_part("cpu", gpus=0, by_default=False),
     rounds=1,
     settings={"sizes": (256, 512, 1024), "iterations": 3},
-)  # fmt: skip
+)
 
 TOPICS: dict[str, Topic] = {
     "pipeline": PIPELINE, "prefetch": PREFETCH, "overlap": OVERLAP, "recipes": RECIPES,

@@ -1,15 +1,14 @@
 """Workers that are there at the same time and take turns on the GPU.
 
-Starting a process, importing torch and building a model takes longer than what is to
-be timed, and a machine is not the same from minute to minute. So all workers of a
-comparison start at once, wait, and are asked for one measurement after the other:
-A B C, C B A, A B C ... Only one of them works at any moment. The GPU must have room
-for what all of them hold. Each allocator's worker imports torch itself, all at the same
-time, since libraries read the choice from the environment as they are loaded.
+Starting a process, importing torch and building a model takes longer than what is to be timed, and
+a machine is not the same from minute to minute. So all workers of a comparison start at once, wait,
+and are asked for one measurement after the other: A B C, C B A, A B C ... Only one of them works at
+any moment. The GPU must have room for what all of them hold. Each imports torch itself, since
+libraries read the choice of an allocator from the environment as they are loaded.
 
-The measuring side hands take_turns() an iterator; the conducting side is turns(). What
-wants a fresh process each time measures in_children(): forked ones of a process that has
-imported what they need and not touched the GPU.
+The measuring side hands take_turns() an iterator; the conducting side is turns(). What wants a
+fresh process each time measures in_children(): forked ones of a process that has imported what they
+need and not touched the GPU.
 """
 
 from __future__ import annotations
@@ -170,15 +169,16 @@ def turns(
     commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]],
     rounds: int,
     *,
+    least: int = 1,
     timeout: float = 300.0,
     seconds: float = float("inf"),
     together: bool = False,
     each: Callable[[Rounds], object] | None = None,
 ) -> Rounds:
-    """What each case's worker reported in each round, by case; first what all reported
-    while they started. `commands`: the command of each and its environment. A worker that fails
-    is printed, and missing from then on. No round starts after `seconds`. `together`: all work
-    at once. `each` is told after every round what there is so far."""
+    """What each case's worker reported in each round, by case; first what all reported while they
+    started. `commands`: the command of each and its environment. A worker that fails is printed,
+    and missing from then on. No round starts after `seconds`, but `least` are measured. `together`:
+    all work at once. `each` is told after every round what there is so far."""
     begin = time.monotonic()
     started = [Worker(name, *how) for name, how in commands.items()]
     measured: Rounds = []
@@ -186,7 +186,7 @@ def turns(
         measured.append(_answers(started, timeout))
         print(f"{len(started)} workers started in {time.monotonic() - begin:.1f} s", flush=True)
         for number in range(rounds):
-            if number and time.monotonic() - begin > seconds:
+            if number >= least and time.monotonic() - begin > seconds:
                 print(f"stopped after {number} of {rounds} rounds: {seconds:.0f} s are over")
                 break
             there = [worker for worker in started if worker.name in measured[-1]]

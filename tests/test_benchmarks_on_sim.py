@@ -66,7 +66,6 @@ def test_pairs_are_measured(library: Path, allocator: str) -> None:
     figures = measured(library, "pair", allocator)
     assert figures.pop("machine")["gpu"] == "simulated device 0"
     assert sorted(figures) == [
-        "allocate() and drop, 4 KiB",
         *(f"raw_alloc + raw_delete, {size}" for size in ("1 MiB", "512 B", "64 MiB")),
         "torch.empty and drop, 4 KiB",
     ]
@@ -94,10 +93,8 @@ def test_churn_is_measured(library: Path, allocator: str) -> None:
     left_out = figures.pop("left_out")
     del figures["machine"]
     live = ("100 live blocks up to 8 MiB", "1,000 live blocks up to 8 MiB")
-    assert sorted(figures) == sorted(
-        f"{one}: {what}" for one in live for what in ("ns", "reserved")
-    )
-    assert all(figures[f"{one}: ns"] > 0 and figures[f"{one}: reserved"] >= 1 for one in live)
+    assert sorted(figures) == sorted(f"{one}: ns" for one in live)
+    assert all(ns > 0 for ns in figures.values())
     # 10,000 blocks are more than the simulated device has.
     assert list(left_out) == [f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")]
     assert all("are free" in why for why in left_out.values())
@@ -132,22 +129,45 @@ def test_a_recorded_jobs_streams_are_the_same_when_it_is_warm(library: Path) -> 
     assert run(library, WARM, ESPER_SIMULATED_ALLOCATOR="native") == ["32"] * 3
 
 
+#: The pipeline of streams.py, in which nothing is computed, and no work ends before the steps are
+#: over, as if the host were infinitely far ahead: MiB active after each layer.
+PIPELINE = """
+import simulated, sys, json
+sys.path.insert(0, sys.argv.pop(1))
+import torch
+from streams import SHAPES, TIMED_STEPS, Pipeline
+
+class Simulated(Pipeline):
+    def normal(self, scale, *shape):
+        return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+
+    def whole(self, layer):
+        halves = self.shards[layer]
+        w = halves[0].new_empty((2 * halves[0].shape[0], *halves[0].shape[1:]))
+        simulated.work(self.comm)
+        return w
+
+    def layer(self, x, w):
+        x = x.new_empty((x.shape[0], w.shape[1]))
+        simulated.work(self.compute)
+        return x
+
+with torch.no_grad():
+    print(json.dumps(Simulated(sys.argv[1], *SHAPES["small"][False]).by_layer(TIMED_STEPS)))
+"""
+
+
 @pytest.mark.slow
-def test_the_pipelines_memory_is_what_the_result_file_says(tmp_path: Path) -> None:
-    """On the simulated device, where the same program takes the same memory every time."""
-    out = tmp_path / "pipeline.json"
-    command = [sys.executable, str(BENCHMARKS / "run.py"), "pipeline", "--part", "simulated"]
-    command += ["--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [row] = json.loads(out.read_text())["rows"]
-    assert row["peer"] > 10 * row["ours"] and row["peer_by_layer"][-1] > row["peer_by_layer"][0]
-    recorded = json.loads((BENCHMARKS / "results" / "pipeline.json").read_text())["rows"]
-    [same] = [one for one in recorded if one["name"] == row["name"]]
-    assert row["ours_by_layer"] == same["ours_by_layer"], (
-        "the allocator takes other memory now: run `python benchmarks/run.py pipeline "
-        "--part simulated`, and benchmarks/readme.py, which draws it"
-    )
+def test_the_pipelines_memory_stays_level(library: Path) -> None:
+    def by_layer(marks: str, allocator: str) -> list[float]:
+        env = {"SIM_CAPACITY_MB": "32768", "SIM_MAPS_PAGES": "1"}
+        lines = run(library, PIPELINE, marks, ESPER_SIMULATED_ALLOCATOR=allocator, **env)
+        found: list[float] = json.loads(lines[-1])
+        return found
+
+    ours, peer = by_layer("record_use", "esper_alloc"), by_layer("record_stream", "native")
+    assert ours == [192.0, 224.0, 256.0, *[288.0] * 285]
+    assert max(peer) > 10 * max(ours) and peer[-1] > peer[0]
 
 
 #: Steps that take 32 MiB on each of two streams, beside 64 MiB that stay, with so many MiB at the most.
@@ -186,9 +206,8 @@ import loops
 loops.churn(100, 9.0, 20.0, 2.0, 1000, rounds=1, longest=1.0)
 count, longest = 20_000_000, float(sys.argv.pop(1))
 begin = time.monotonic()
-ns, live, reserved = loops.churn(100, 9.0, 20.0, 2.0, count, rounds=1, longest=longest)
-assert 0 < live < reserved and len(ns) == 1
-print(ns[0] * count / 1e9, time.monotonic() - begin)
+[ns] = loops.churn(100, 9.0, 20.0, 2.0, count, rounds=1, longest=longest)
+print(ns * count / 1e9, time.monotonic() - begin)
 """
 
 

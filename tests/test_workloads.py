@@ -84,10 +84,10 @@ def test_the_schedule_of_lengths_reaches_its_most_and_stays_within(models):
     assert len(set(schedule)) > 30
 
 
-def test_every_job_says_its_schedule(models):
+def test_jobs_have_schedules(models):
     assert set(models.JOBS) == {"gpt2", "resnet50", *ON_CPU}
     for job in models.JOBS.values():
-        assert job.schedule and job.steps >= job.small_steps > 1
+        assert job.steps >= job.small_steps > 1
 
 
 # --- the jobs whose sizes never repeat -----------------------------------------------
@@ -359,15 +359,11 @@ def test_a_history_is_recorded(monkeypatch, models, card, tmp_path):
         torch.cuda.memory, "_record_memory_history", lambda *a, **k: said.append(("on", a, k))
     )
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: said.append(path))
-    monkeypatch.setattr(
-        torch.cuda, "memory_snapshot", lambda: [{"is_expandable": True}, {"is_expandable": False}]
-    )
     found = jobs.record("native", "ppo", "here", small=True)
-    assert found["segments"] == "mapped"
     assert said == [("on", ("all",), {"context": None, "stacks": "python"}), "here"]
     assert found["peak_reserved_mib"] == 5 * 1024
     steps = []
-    counted = models.Job(lambda small: steps.append, 9, 3, False, "counted")
+    counted = models.Job(lambda small: steps.append, 9, 3)
     monkeypatch.setitem(models.JOBS, "ppo", counted)
     jobs.record("native", "ppo", "there", 2, True)
     assert steps == [0, 1, 2, 0, 1, 2]
@@ -386,8 +382,8 @@ def test_the_largest_batch_is_bisected(monkeypatch, models, card):
 
     monkeypatch.setattr(jobs, "trial", trial)
     found = jobs.limits("native", "batch", "llama_varlen", False)
-    assert found["batch"] == 5 and found["tries"] == 6  # 1, 2, 4, 8, 6, 5
-    assert card.calls.count("empty_cache") == 6
+    assert found["batch"] == 5
+    assert card.calls.count("empty_cache") == 6  # after 1, 2, 4, 8, 6, 5
     assert card.calls.count("set_per_process_memory_fraction") == 1
 
 
@@ -403,8 +399,7 @@ def test_a_job_with_the_limit_in_use(monkeypatch, models, card):
     monkeypatch.setattr(jobs, "take", asked.append)
     found = jobs.run_under_pressure("tight", "ppo", True)
     assert asked[0] == int((20 << 30) * 0.99) - (3 << 30)
-    assert found["failed"] == 0 and found["step_ms"] > 0 and found["retries"] == 0
-    assert found["peak_mib"] == 3 * 1024
+    assert found["failed"] == 0 and found["step_ms"] > 0
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -438,9 +433,7 @@ def test_startup_measures_each_step(monkeypatch, models, card):
     startup = script(monkeypatch, models, "startup")
     monkeypatch.setattr(torch, "empty", lambda size, device: torch.zeros(size))
     found = startup.first("native")
-    assert set(found) == {
-        "machine", "context_ms", "idle_mib", "first_ms", "first_allocation_us", "after_mib",
-    }  # fmt: skip
+    assert set(found) == {"machine", "idle_mib", "first_ms", "first_allocation_us"}
     assert found["idle_mib"] == 80 * 1024
     assert list(startup.imports("native")) == ["machine", "torch_ms"]
     import esper_alloc
