@@ -27,4 +27,5 @@ def program(run: Any) -> None:
         found = model.generate_batch(
             prompts, generation_config=asked, continuous_batching_config=batching
         )
+        assert len(found) == len(prompts), "its thread ended early"
         run.step([found[one].generated_tokens for one in sorted(found)])
