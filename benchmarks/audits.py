@@ -27,6 +27,9 @@ def corpus(*options: str) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"{PROGRAMS.name} failed:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    for name, (_, reported) in found.items():
+        if any(kind == "error" for kind, _ in reported):
+            raise RuntimeError(f"{name} failed: {reported}")
     return found
 
 

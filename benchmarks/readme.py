@@ -4,7 +4,7 @@
     python benchmarks/readme.py            # write
     python benchmarks/readme.py --check    # name what is stale; exit status 1 if anything is
 
-README.md has a few rows, docs/results.md has the tables, and
+README.md has a few rows, docs/results.md has the tables, docs/real-programs.md one more, and
 benchmarks/results/pipeline.svg is the README's picture, which needs matplotlib. shown.py says
 which figures, and what they are called. What stands outside of the marks "figures: begin" and
 "figures: end" is left alone.
@@ -21,6 +21,7 @@ from typing import Any
 
 from common import RESULTS, ROOT, read
 from shown import ACTIVE, FEW, RECORD_STREAM, TABLES, Column, Names, Row, Table, all_of
+from stacks import table as programs_table
 
 BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: end -->"
 PICTURE = "pipeline.svg"
@@ -179,7 +180,11 @@ def all_rows() -> str:
 
 
 #: What stands between the marks of each document.
-DOCUMENTS = {"README.md": few_rows, "docs/results.md": all_rows}
+DOCUMENTS = {
+    "README.md": few_rows,
+    "docs/results.md": all_rows,
+    "docs/real-programs.md": lambda: programs_table(find),
+}
 
 
 def filled(text: str, figures: str) -> str:

@@ -34,6 +34,7 @@ from common import (
     everybody,
 )
 from jobs_rows import AGAIN, job_rows, passes, title_of, with_best
+from stacks import STACKS
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 #: How the cases of most comparisons mark what they use.
@@ -808,4 +809,5 @@ TOPICS: dict[str, Topic] = {
     "record_use_cost": RECORD_USE_COST, "automatic_uses": AUTOMATIC_USES, "auditor": AUDITOR,
     "fence": FENCE, "sleep": SLEEP, "engines": ENGINES, "gather": GATHER,
     "normalize": NORMALIZE, "cifar_envs": CIFAR_ENVS, "cudagraph_outputs": CUDAGRAPH_OUTPUTS,
+    "stacks": STACKS,
 }  # fmt: skip

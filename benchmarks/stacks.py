@@ -1,0 +1,464 @@
+#!/usr/bin/env python3
+"""Programs over popular libraries, as their users write them: memory, time, and the same outputs?
+
+    python benchmarks/stacks.py pyg_prefetch                 # prints each step's output
+    python benchmarks/stacks.py pyg_prefetch --control       # without the library's side stream
+    python benchmarks/stacks.py pyg_prefetch --device cpu --small
+
+A program is a file of stacks/ with a function program(run). It knows nothing of allocators, so it
+also runs under ``esper-alloc run`` and ``esper-alloc audit``. It makes its models, with random
+weights, and its data; run.seed() came first. At the end of a step it hands run.step() what the
+step gave. It leaves side streams out if run.control, and asks for none on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from common import (
+    EXPANDABLE,
+    FRESH,
+    NATIVE,
+    OURS,
+    Case,
+    Options,
+    Part,
+    Rounds,
+    Row,
+    Side,
+    Topic,
+    column,
+    installed,
+    medians,
+    workers,
+)  # fmt: skip
+
+FOLDER = Path(__file__).resolve().parent / "stacks"
+PATIENCE_S = 240.0  # for one program
+AUTOMATIC, CONTROL, AUDIT = "esper_alloc, automatic uses", "native, no side stream", "native, audit"
+AGAIN = "{}, run again"
+#: Findings that a row of the result file tells.
+MOST_FINDINGS = 12
+
+
+@dataclass(frozen=True)
+class Program:
+    """title: in documents. needs: packages, as they are imported. control: it runs without a side
+    stream as well, and same_sums: with the same outputs then, bit for bit."""
+
+    title: str
+    needs: tuple[str, ...]
+    control: bool = True
+    same_sums: bool = True
+    gpus: int = 1
+
+    @property
+    def judge(self) -> str:
+        """The case whose outputs are right."""
+        return CONTROL if self.control and self.same_sums else NATIVE
+
+
+PROGRAMS = {
+    "pyg_prefetch": Program("PyTorch Geometric, `PrefetchLoader`", ("torch_geometric",)),
+    "hf_offloaded_cache": Program("transformers, offloaded KV cache", ("transformers",)),
+    "hf_continuous_batching": Program("transformers, continuous batching", ("transformers",)),
+    "timm_prefetch": Program("timm, `PrefetchLoader`", ("timm",)),
+    "diffusers_group_offload": Program("diffusers, group offloading", ("diffusers",)),
+    "trl_activation_offload": Program("trl, activation offloading", ("trl", "datasets", "transformers")),
+    "deepspeed_zero3": Program("DeepSpeed, ZeRO-3 with offloading", ("deepspeed",)),
+    "torchrec_pipeline": Program("torchrec, train pipeline", ("torchrec", "fbgemm_gpu")),
+    # Shared experts that overlap come later in the sum of gradients.
+    "megatron_moe": Program("Megatron-core, experts", ("megatron.core",), same_sums=False),
+    "lightning_fit": Program("Lightning, `Trainer.fit`", ("pytorch_lightning",), control=False),
+    "accelerate_fsdp2": Program("accelerate, FSDP2", ("accelerate", "transformers"), control=False, gpus=2),
+}  # fmt: skip
+
+
+# --- one program -------------------------------------------------------------
+@dataclass
+class Run:
+    """What a program is told, and what it tells."""
+
+    device: str = "cpu"
+    small: bool = True
+    control: bool = True
+    steps: int = 3
+    outputs: list[Any] = field(default_factory=list)
+    begin: float = 0.0
+
+    def size(self, usual: int, small: int) -> int:
+        return small if self.small else usual
+
+    def seed(self) -> None:
+        import numpy
+        import torch
+
+        for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+            seed(0)
+        # Programs avoid operators that do not repeat, as far as they choose them.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.backends.cudnn.benchmark = False
+
+    def step(self, output: Any) -> None:
+        """A step is over: its output is a tensor, or what JSON can hold."""
+        if hasattr(output, "detach"):
+            output = output.detach().clone()
+        self.outputs.append(output)
+        if len(self.outputs) == self.untimed:
+            self.begin = self.now()
+
+    @property
+    def untimed(self) -> int:
+        """The first steps, in which memory grows."""
+        return max(self.steps // 5, 1)
+
+    def now(self) -> float:
+        """Milliseconds, when the device has done all that it was given."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return time.perf_counter() * 1e3
+
+    def figures(self) -> dict[str, Any]:
+        """step_ms: of the timed steps, the mean; outputs: each as text, bit for bit."""
+        took, timed = self.now() - self.begin, len(self.outputs) - self.untimed
+        if timed < 1:
+            raise RuntimeError(f"the program made {len(self.outputs)} steps")
+        return {"step_ms": took / timed, "outputs": [text_of(one) for one in self.outputs]}
+
+    def llama(self, width: int, layers: int, **more: Any) -> Any:
+        """Hugging Face's, on the host. Its attention is plain, so that backward repeats."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        usual = {"vocab_size": self.size(4096, 64), "attn_implementation": "eager"}
+        width, layers = self.size(width, 32), self.size(layers, 2)
+        shape = {"hidden_size": width, "intermediate_size": 3 * width,
+            "num_hidden_layers": layers, "num_attention_heads": max(width // 64, 2)}  # fmt: skip
+        return LlamaForCausalLM(LlamaConfig(**{**usual, **shape, **more}))
+
+    def process_group(self) -> None:
+        """This process alone, where torchrun did not start it."""
+        import torch.distributed as dist
+
+        if "RANK" not in os.environ:
+            alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
+            os.environ.update(alone, MASTER_ADDR="127.0.0.1")
+        dist.init_process_group("nccl" if self.device == "cuda" else "gloo")
+
+
+def text_of(output: Any) -> str:
+    """A number as it is, of a larger tensor a digest."""
+    if not hasattr(output, "detach"):
+        return json.dumps(output)
+    if output.numel() == 1:
+        return repr(output.item())
+    import torch
+
+    held = output.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(held).hexdigest()[:16]
+
+
+def load(name: str) -> Callable[[Run], None]:
+    """The function of a program. By its path: no library finds programs for modules of its own."""
+    spec = importlib.util.spec_from_file_location(f"stack_{name}", FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Callable[[Run], None] = module.program
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of the distributions that programs import, as far as they are here."""
+    known = importlib.metadata.packages_distributions()
+    needed = {name.split(".")[0] for program in PROGRAMS.values() for name in program.needs}
+    found = sorted({one for name in needed for one in known.get(name, ())})
+    return {one: importlib.metadata.version(one) for one in found}
+
+
+def told(findings: Sequence[Any]) -> list[str]:
+    """A line for each: kind, how often, how sure, what it explains, and where."""
+    return [
+        f"{one.kind}, {one.count} times, {one.certainty.split(':')[0]}, and {len(one.also)} more: "
+        f"{one.place}; {one.earlier}; {one.later}"
+        for one in findings[:MOST_FINDINGS]
+    ]
+
+
+def run_program(name: str, run: Run, allocator: str, audited: bool) -> None:
+    """Runs it in this process, and reports."""
+    import torch
+    from measuring import memory_figures, use_allocator
+
+    if on_gpu := run.device == "cuda":
+        use_allocator(allocator)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    figures: dict[str, Any] = {"machine": about(run.device), "failed": 1}
+    context: Any = contextlib.nullcontext()
+    if audited and on_gpu:
+        import esper_alloc
+
+        context = esper_alloc.audit()
+    report = None
+    tell(figures)  # there if the program dies
+    try:
+        with context as report:
+            run.seed()
+            load(name)(run)
+            figures.update(run.figures(), failed=0)
+            figures.update(memory_figures() if on_gpu else {})
+    finally:
+        if report is not None:
+            figures.update(findings=len(report.findings), told=told(report.findings))
+        tell(figures)
+
+
+def tell(figures: Mapping[str, Any]) -> None:
+    """Reports, if this is the first rank, on a line of its own."""
+    if os.environ.get("RANK", "0") == "0":
+        print(flush=True)
+        workers.report(figures)
+
+
+def about(device: str) -> dict[str, Any]:
+    """The machine, for the result file, with the versions of libraries."""
+    import torch
+    from measuring import machine
+
+    none = {"gpu": "none", "driver": "none", "torch": torch.__version__}
+    return {**(machine() if device == "cuda" else none), "libraries": versions()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="stacks.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny sizes: to try a program")
+    parser.add_argument("--control", action="store_true", help="without the side stream")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--allocator", default=NATIVE, help=argparse.SUPPRESS)
+    parser.add_argument("--audited", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    run = Run(asked.device, asked.small, asked.control or asked.device == "cpu", asked.steps)
+    if asked.worker:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent, which may be stopped
+        code = 1
+        try:
+            run_program(asked.program, run, asked.allocator, asked.audited)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(code)  # libraries' threads may end the way out by a signal, or never
+    run.seed()
+    load(asked.program)(run)
+    for number, output in enumerate(run.figures()["outputs"], 1):
+        print(f"step {number}: {output}")
+
+
+# --- all of them, measured ---------------------------------------------------
+def last_line(said: str) -> str:
+    """What a program died of: the last line that names an error, or the last one."""
+    errors = re.findall(r"^(?:\[rank\d+\]: )?[\w.]*(?:Error|Exception): .+$", said, re.M)
+    lines = [*filter(None, map(str.strip, said.splitlines()))]
+    return str((errors or lines or ["it said nothing"])[-1][:300])
+
+
+def measure(
+    allocator: str,
+    program: str,
+    steps: int,
+    device: str,
+    control: bool = False,
+    audited: bool = False,
+    small: bool = False,
+) -> dict[str, Any]:
+    """The figures of a program that runs in a process of its own, as it may die of its
+    allocator: failed, 1 then; why; step_ms; outputs; memory_figures(); findings and told."""
+    missing = [name for name in PROGRAMS[program].needs if not installed(name)]
+    if missing:
+        why = {program: f"the package {missing[0]} is not installed"}
+        return {"machine": about(device), "left_out": why}
+    command, variables = [sys.executable], dict(os.environ)
+    if PROGRAMS[program].gpus > 1:
+        ranks = str(PROGRAMS[program].gpus)
+        command += "-m torch.distributed.run --standalone --nproc-per-node".split() + [ranks]
+    else:  # libraries that see more GPUs use them
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
+    flags = {"--small": small, "--control": control, "--audited": audited, "--worker": True}
+    command += [__file__, program, "--device", device, "--steps", str(steps)]
+    command += ["--allocator", allocator, *(flag for flag, on in flags.items() if on)]
+    figures: dict[str, Any] = {"failed": 1}
+    try:
+        done = subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        output, errors = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as late:
+        output = (late.stdout or b"").decode(errors="replace")
+        errors = f"it did not end within {PATIENCE_S:.0f} s"
+    for line in output.splitlines():
+        figures |= workers.reported(line) or {}
+    if figures["failed"]:
+        figures["why"] = last_line(errors)
+    return figures
+
+
+def differing(rounds: Rounds, case: str, peer: str) -> list[int]:
+    """Steps whose output is another one than the peer's in the first round that has it, for
+    each round; of a case beside itself, for each later round."""
+    wanted = [one[peer]["outputs"] for one in rounds if "outputs" in one.get(peer, {})]
+    found = [one[case]["outputs"] for one in rounds if "outputs" in one.get(case, {})]
+    return [
+        sum(a != b for a, b in zip(outputs, wanted[0])) + abs(len(outputs) - len(wanted[0]))
+        for outputs in (found[1:] if case == peer else found)
+        if wanted
+    ]
+
+
+def rows(name: str, rounds: Rounds, options: Options) -> Iterator[Row]:
+    """Ours fails no more often, and gives no other outputs, than PyTorch's allocator; with
+    automatic uses it never fails, and outputs are those of the program without its side stream."""
+    figures = ("step", "ms", "step_ms"), ("peak reserved", "MiB", "peak_reserved_mib")
+    cases: dict[str, dict[str, Any]] = {}
+    for case in dict.fromkeys(case for one in rounds for case in one if case != AUDIT):
+        why = [one[case]["why"] for one in rounds if "why" in one.get(case, {})]
+        found = {unit: medians(rounds, key).get(case) for _, unit, key in figures}
+        cases[case] = {**found, **({"why": why[0]} if why else {})}
+    for case, title, judge in (
+        (OURS, name, NATIVE), (AUTOMATIC, f"{name}, automatic uses", PROGRAMS[name].judge),
+    ):  # fmt: skip
+        if not column(rounds, case, "failed") or not column(rounds, NATIVE, "failed"):
+            continue
+        judged = "ours" if case == AUTOMATIC else "difference"
+        yield Row(f"{title}: runs that fail", "runs", "failed", case, NATIVE, 0.0, judged,
+            more={"cases": cases})  # fmt: skip
+        for peer in (NATIVE, EXPANDABLE, CONTROL):
+            for what, unit, key in figures:
+                if column(rounds, case, key) and column(rounds, peer, key):
+                    yield Row(f"{title}: {what}", unit, key, case, peer)
+            again: Side = differing(rounds, peer, peer)
+            differ: Side = differing(rounds, case, peer)
+            if again and differ and peer != EXPANDABLE:
+                goal = (max(again), "ours") if peer == judge else ()
+                yield Row(f"{title}: outputs that differ", "steps", "", differ, again, *goal,
+                    peer_name=AGAIN.format(peer))  # fmt: skip
+    for one in [turn[AUDIT] for turn in rounds if "findings" in turn.get(AUDIT, {})][:1]:
+        more = {key: one[key] for key in ("told", "why") if one.get(key)}
+        yield Row(f"{name}: findings", "findings", "", [one["findings"]], 0.0, peer_name="nothing",
+            more=more)  # fmt: skip
+
+
+def audited_once(
+    command: Any,
+    part: Part,
+    cases: Sequence[Case],
+    rounds: int,
+    seconds: float,
+    each: Callable[[Rounds], object],
+) -> Rounds:
+    """All cases in the first round, and then those that are timed. A program whose library is not
+    here is asked once, why."""
+    end = time.monotonic() + seconds
+    missing = [one for one in PROGRAMS[part.name].needs if not installed(one)]
+    first = command.measure(part, cases[:1] if missing else cases, 1, seconds, each)
+    left = end - time.monotonic()
+    if missing or rounds < 2 or left <= 0:
+        return list(first)
+    timed = [case for case in cases if case.name != AUDIT]
+    later = command.measure(part, timed, rounds - 1, left, lambda found: each([*first, *found]))
+    return [*first, *later]
+
+
+def part_of(name: str, program: Program) -> Part:
+    """Native first, so that outputs can be compared as they come."""
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1"}  # fmt: skip
+
+    def case(title: str, allocator: str, more: Mapping[str, str] = {}, **how: Any) -> Case:
+        return Case(title, allocator, {"program": name, **how}, {**environment, **more})
+
+    cases = [case(NATIVE, NATIVE), case(EXPANDABLE, EXPANDABLE), case(OURS, OURS),
+        case(AUTOMATIC, OURS, {"ESPER_ALLOC_USES": "automatic"})]  # fmt: skip
+    cases += [case(CONTROL, NATIVE, control=True)] if program.control else []
+    cases += [case(AUDIT, NATIVE, audited=True)]
+    return Part(
+        name, "stacks.measure", cases, partial(rows, name), FRESH, ours=None,
+        timeout=PATIENCE_S + 60, gpus=program.gpus, conduct=audited_once, tight=True,
+    )  # fmt: skip
+
+
+STACKS = Topic(
+    """Programs over popular libraries: memory, step time, the same outputs, findings of an audit.
+
+A library that is not installed is left out: stacks/requirements.txt names them, with versions.""",
+    *(part_of(name, program) for name, program in PROGRAMS.items()),
+    rounds=3,
+    settings={"steps": 20, "device": "cuda"},
+)
+
+# --- the table of docs/real-programs.md --------------------------------------
+SHOWN = {
+    NATIVE: "native", EXPANDABLE: "expandable", OURS: "esper_alloc", AUTOMATIC: "automatic uses",
+    CONTROL: "no side stream",
+}  # fmt: skip
+#: Finds a row of a result file: of this topic, name and peer; None: it was not measured.
+Find = Callable[[str, str, str], "dict[str, Any] | None"]
+
+
+def table(find: Find) -> str:
+    """A row for each program that was measured; nothing where none was."""
+    lines, runs = [], {}
+    for name, program in PROGRAMS.items():
+        measured = find("stacks", f"{name}: runs that fail", NATIVE)
+        if measured is None:
+            continue
+        runs[measured["run"]["commit"]] = measured["run"]
+        said = [program.title]
+        for case in SHOWN:
+            one = measured["cases"].get(case, {"why": "", "MiB": None})
+            fine = f"{one['MiB'] or 0:,.0f} MiB; {one['ms']:,.0f} ms" if "why" not in one else ""
+            said.append(fine or "fails" * bool(one["why"]))
+        title, peer = f"{name}, automatic uses: outputs that differ", AGAIN.format(program.judge)
+        differ, audit = find("stacks", title, peer), find("stacks", f"{name}: findings", "nothing")
+        said += [f"{differ['ours']:g} ({differ['peer']:g})" if differ else ""]
+        said += [f"{audit['ours']:g}" if audit else ""]
+        lines.append(f"| {' | '.join(said)} |")
+    if not lines:
+        return ""
+    head = ["", *SHOWN.values(), "outputs that differ", "findings"]
+    lines = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|---" * len(head) + "|", *lines, ""]
+    for commit, run in runs.items():
+        found = ", ".join(f"{one} {version}" for one, version in run.get("libraries", {}).items())
+        lines.append(f"{commit} on {run['gpu']}, torch {run['torch']}, with {found}.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""The programs over other libraries, and what is made of their figures."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+FILES = sorted((BENCHMARKS / "stacks").glob("*.py"))
+NAMES = [path.stem for path in FILES]
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for path in BENCHMARKS.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    return import_module("stacks")
+
+
+# --- the programs ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_programs_have_what_the_runner_calls(path: Path, stacks: Any) -> None:
+    """And import no other libraries than those without which they are left out."""
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree)
+    [program] = [one for one in tree.body if isinstance(one, ast.FunctionDef)]
+    assert (program.name, [one.arg for one in program.args.args]) == ("program", ["run"])
+    found = {one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
+    found |= {name.name for one in ast.walk(tree) if isinstance(one, ast.Import)
+              for name in one.names}  # fmt: skip
+    roots = {str(name).split(".")[0] for name in found} - sys.stdlib_module_names
+    needs = {name.split(".")[0] for name in stacks.PROGRAMS[path.stem].needs}
+    assert roots - {"torch", "tokenizers"} <= needs
+    calls = {one.func.attr for one in ast.walk(tree)
+             if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)}  # fmt: skip
+    assert "step" in calls
+    reads = {one.attr for one in ast.walk(tree) if isinstance(one, ast.Attribute)}
+    assert ("control" in reads) == stacks.PROGRAMS[path.stem].control
+
+
+def test_every_program_is_run_and_documented(stacks: Any) -> None:
+    assert sorted(stacks.PROGRAMS) == NAMES == sorted(part.name for part in stacks.STACKS.parts)
+    page = (ROOT / "docs" / "real-programs.md").read_text()
+    wanted = (BENCHMARKS / "stacks" / "requirements.txt").read_text().replace("-", "_")
+    for name, program in stacks.PROGRAMS.items():
+        assert f"| `{name}` |" in page
+        for need in program.needs:
+            assert f"\n{need.replace('.', '_')}" in wanted or f" {need}==" in wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_repeat_on_the_cpu(name: str, stacks: Any) -> None:
+    missing = [one for one in stacks.PROGRAMS[name].needs if not stacks.installed(one)]
+    if missing:
+        pytest.skip(f"the package {missing[0]} is not installed")
+    command = [sys.executable, str(BENCHMARKS / "stacks.py"), name]
+    command += "--device cpu --small --steps 4".split()
+    said = [subprocess.run(command, capture_output=True, text=True, timeout=1200) for _ in range(2)]
+    steps = [[line for line in one.stdout.splitlines() if line[:5] == "step "] for one in said]
+    assert len(steps[0]) == 4, said[0].stderr[-2000:]
+    assert len({line.partition(": ")[2] for line in steps[0]}) > 1
+    assert steps[0] == steps[1]
+
+
+def test_a_program_that_dies_says_of_what(
+    stacks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It told before which machine it is."""
+    (tmp_path / "one.py").write_text(
+        "def program(run):\n"
+        "    for number in range(run.steps):\n"
+        "        run.step(number / 2)\n"
+        "    if not run.control:\n"
+        "        raise RuntimeError('CUDA error: device-side assert')\n"
+    )
+    monkeypatch.setattr(stacks, "FOLDER", tmp_path)
+
+    def reports() -> list[Any]:
+        found = map(stacks.workers.reported, capfd.readouterr().out.splitlines())
+        return [one for one in found if one is not None]
+
+    stacks.run_program("one", stacks.Run(), stacks.NATIVE, False)
+    first, last = reports()
+    assert first["failed"] == 1 and first["machine"]["gpu"] == "none"
+    assert last["failed"] == 0 and last["outputs"] == ["0.0", "0.5", "1.0"] and last["step_ms"] > 0
+    with pytest.raises(RuntimeError):
+        stacks.run_program("one", stacks.Run(control=False), stacks.NATIVE, False)
+    assert [one["failed"] for one in reports()] == [1, 1]
+
+
+def test_the_error_is_the_last_line_that_names_one(stacks: Any) -> None:
+    error = "torch.AcceleratorError: CUDA error: device-side assert triggered"
+    said = f"Traceback (most recent call last):\n  x = y\n{error}\nSearch for `cudaErrorAssert'\n\n"
+    assert stacks.last_line(said) == error
+    of_rank = f"[rank1]: {error}\nx.errors.ChildFailedError:\n====\n"
+    assert stacks.last_line(of_rank) == f"[rank1]: {error}"
+    assert stacks.last_line("it did not end within 3 s") == "it did not end within 3 s"
+    assert stacks.last_line("") == "it said nothing"
+
+
+def test_outputs_are_told_bit_for_bit(stacks: Any) -> None:
+    torch = import_module("torch")
+    ones = torch.ones(3, dtype=torch.bfloat16)
+    other = ones.clone()
+    other[1] = 1.0078125
+    assert stacks.text_of(ones) == stacks.text_of(ones.clone()) != stacks.text_of(other)
+    assert stacks.text_of(torch.tensor(0.1)) == "0.10000000149011612"
+    assert stacks.text_of([[1, 2]]) == "[[1, 2]]"
+
+
+# --- their figures ---------------------------------------------------------------
+
+ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2", "libraries": {"torch-geometric": "2.8"}}
+DEAD = {"machine": ABOUT, "failed": 1, "why": "AcceleratorError: device-side assert"}
+
+
+def fine(mib: float, *outputs: str) -> dict[str, Any]:
+    return {"machine": ABOUT, "failed": 0, "step_ms": mib / 10, "peak_reserved_mib": mib,
+            "outputs": list(outputs)}  # fmt: skip
+
+
+def geometric(stacks: Any, wrong: str = "b") -> list[dict[str, Any]]:
+    """Two rounds of PyTorch Geometric's loader, which PyTorch's allocator does not survive."""
+    one = {
+        stacks.NATIVE: DEAD, stacks.EXPANDABLE: fine(900.0, "a", "c"), stacks.OURS: DEAD,
+        stacks.AUTOMATIC: fine(400.0, "a", wrong), stacks.CONTROL: fine(800.0, "a", "b"),
+    }  # fmt: skip
+    return [{**one, stacks.AUDIT: {**DEAD, "findings": 5, "told": ["freed-in-use"]}}, one]
+
+
+def rows(stacks: Any, rounds: list[dict[str, Any]], path: Path) -> dict[Any, Any]:
+    common, part = import_module("common"), stacks.STACKS.parts[0]
+    made = common.Results("stacks", path)
+    made.describe(ABOUT)
+    assert part.name == "pyg_prefetch"
+    for row in part.rows(rounds, common.Options()):
+        made.add(row, rounds)
+    made.write()
+    return {(row["name"], row["peer_name"]): row for row in made.rows}
+
+
+def test_rows_judge_automatic_uses_by_the_control(stacks: Any, tmp_path: Path) -> None:
+    found = rows(stacks, geometric(stacks), tmp_path / "stacks.json")
+    ours = found["pyg_prefetch: runs that fail", stacks.NATIVE]
+    assert (ours["ours"], ours["peer"], ours["met"]) == (1, 1, True)
+    assert ours["cases"][stacks.NATIVE]["why"] == DEAD["why"]
+    title = "pyg_prefetch, automatic uses"
+    assert found[f"{title}: runs that fail", stacks.NATIVE]["met"]
+    assert found[f"{title}: peak reserved", stacks.CONTROL]["ratio"] == 0.5
+    assert (f"{title}: peak reserved", stacks.NATIVE) not in found
+    again = stacks.AGAIN.format(stacks.CONTROL)
+    differ = found[f"{title}: outputs that differ", again]
+    assert (differ["ours"], differ["peer"], differ["met"]) == (0, 0, True)
+    audit = found["pyg_prefetch: findings", "nothing"]
+    assert (audit["ours"], audit["told"], audit["rounds"]) == (5, ["freed-in-use"], 1)
+    found = rows(stacks, geometric(stacks, wrong="x"), tmp_path / "stacks.json")
+    differ = found[f"{title}: outputs that differ", again]
+    assert (differ["ours"], differ["met"]) == (1, False)
+
+
+def test_ours_may_not_die_where_native_lives(stacks: Any, tmp_path: Path) -> None:
+    one = {stacks.NATIVE: fine(500.0, "a"), stacks.OURS: DEAD, stacks.AUTOMATIC: DEAD}
+    found = rows(stacks, [one, one], tmp_path / "stacks.json")
+    assert [row["met"] for row in found.values()] == [False, False]
+
+
+def test_outputs_differ_no_more_than_natives_own(stacks: Any) -> None:
+    native, ours = ({case: fine(1.0, *of) for case, of in zip(("native", "ours"), outputs)}
+                    for outputs in (("ab", "ab"), ("ax", "xy")))  # fmt: skip
+    assert stacks.differing([native, ours], "native", "native") == [1]
+    assert stacks.differing([native, ours], "ours", "native") == [0, 2]
+    assert stacks.differing([{"ours": fine(1.0, "a")}], "ours", "native") == []
+
+
+def test_the_table_has_what_was_measured(
+    stacks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = import_module("readme")
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    assert stacks.table(readme.find) == ""
+    rows(stacks, geometric(stacks), tmp_path / "stacks.json")
+    head, line, row, blank, last = stacks.table(readme.find).splitlines()
+    assert head.count("|") == line.count("|") == row.count("|") == 9 and blank == ""
+    assert row == (
+        "| PyTorch Geometric, `PrefetchLoader` | fails | 900 MiB; 90 ms | fails | 400 MiB; 40 ms "
+        "| 800 MiB; 80 ms | 0 (0) | 5 |"
+    )
+    assert last.endswith("on a GPU, torch 2, with torch-geometric 2.8.")
+
+
+def test_a_missing_library_is_left_out_and_not_failed(
+    stacks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = import_module("run")
+    monkeypatch.setattr(stacks, "installed", lambda name: False)
+    out = tmp_path / "stacks.json"
+
+    def measure(self: Any, part: Any, cases: Any, rounds: int, *_: Any) -> Any:
+        assert rounds == 1
+        how = {"steps": 1, "device": "cpu"}
+        return [{case.name: stacks.measure(case.allocator, **case.how, **how) for case in cases}]
+
+    monkeypatch.setattr(run.Command, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["run.py", "stacks", "--set", "device=cpu", "--part",
+                                      "timm_prefetch", "--out", str(out)])  # fmt: skip
+    assert run.main() == 0
+    results = json.loads(out.read_text())
+    assert results["rows"] == [] and os.listdir(tmp_path) == ["stacks.json"]
+
+
+def test_an_audit_runs_once(stacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "installed", lambda name: True)
+    part = stacks.STACKS.parts[0]
+    asked: list[Any] = []
+
+    class Command:
+        def measure(self, part: Any, cases: Any, rounds: int, seconds: float, each: Any) -> Any:
+            asked.append(([case.name for case in cases], rounds))
+            found = [{case.name: {} for case in cases}] * rounds
+            each(found)
+            return found
+
+    seen: list[int] = []
+    found = stacks.audited_once(
+        Command(), part, part.cases, 3, 60.0, lambda one: seen.append(len(one))
+    )
+    assert [rounds for _, rounds in asked] == [1, 2] and seen == [1, 3]
+    assert [stacks.AUDIT in one for one in found] == [True, False, False]
