@@ -113,7 +113,7 @@ TEST(figures_are_by_tag)
   CHECK_EQ(tags[0].allocated, 4 * MIB);
   CHECK_EQ(tags[1].allocated, 20 * MIB);
   CHECK_EQ(tags[1].reserved, 40 * MIB);
-  CHECK_EQ(tags[0].reserved + tags[1].reserved, reserved() * (int64_t)MIB);
+  CHECK_EQ(tags[0].reserved + tags[1].reserved, reserved_mib() * (int64_t)MIB);
   free(tags);
   CHECK_STATUS(esper_get_tag_stats(w.core, 7, &tags, &count), ESPER_INVALID);
   CHECK(!tags && !count);

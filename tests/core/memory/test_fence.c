@@ -45,7 +45,7 @@ TEST(an_allocation_ends_with_its_pages)
     CHECK(is_mapped(p) && is_mapped(p + size - 512) && !is_mapped(p + size));
     world_check(&w);
   }
-  CHECK_EQ(reserved(), 2 + 2 + 2 + 2 + 2 + 4 + 20);
+  CHECK_EQ(reserved_mib(), 2 + 2 + 2 + 2 + 2 + 4 + 20);
   end();
 }
 
@@ -62,7 +62,7 @@ TEST(freed_memory_is_unmapped_and_its_addresses_stay_unused)
     time_passes();
     CHECK(!is_mapped(seen[i]));
   }
-  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(reserved_mib(), 0);
   CHECK_EQ(esper_fence_rounds(w.core), 0);
   world_check(&w);
   end();

@@ -12,7 +12,7 @@ TEST(empty_cache_unmaps_the_pages_between)
   comb(20, 5, r);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 1);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 40);
+  CHECK_EQ(reserved_mib(), 40);
   esper_stats stats = world_stats(&w, 0);
   CHECK_EQ(stats.segment[ESPER_ALL].current, 2); /* stretches */
   CHECK_EQ(stats.reserved_bytes[ESPER_LARGE].freed, 60 * MIB);
@@ -27,7 +27,7 @@ TEST(empty_cache_unmaps_the_pages_between)
   world_free(&w, pieces[1]);
   world_free(&w, pieces[3]);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(reserved_mib(), 0);
   sim_alive alive;
   sim_count_alive(w.s, 0, &alive);
   CHECK_EQ(alive.pages + alive.mappings + alive.ranges, 0);
@@ -61,11 +61,11 @@ TEST(a_hole_between_free_blocks_is_filled_alone)
   void *a = get(20, r), *b = get(20, r), *c = get(20, r), *stays = get(20, r);
   world_free(&w, b);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 60);
+  CHECK_EQ(reserved_mib(), 60);
   world_free(&w, a);
   world_free(&w, c);
   CHECK(get(60, r) == a);
-  CHECK_EQ(reserved(), 80);
+  CHECK_EQ(reserved_mib(), 80);
   world_free(&w, stays);
   end();
 }
@@ -85,7 +85,7 @@ TEST(stretches_on_the_way_are_no_peak)
   world_free(&w, p[0]);
   world_free(&w, p[4]);
   CHECK(get(40, r) == p[0]);
-  CHECK_EQ(reserved(), 100);
+  CHECK_EQ(reserved_mib(), 100);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].peak, 2);
   end();
@@ -100,7 +100,7 @@ TEST(whole_stretches_go_back_first)
   world_free(&w, get(20, s));
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 40);
+  CHECK_EQ(reserved_mib(), 40);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].peak, 2);
   end();
@@ -124,14 +124,14 @@ TEST(what_was_taken_meanwhile_stays)
   sim_before_call(w.s, SIM_CALL_page_release, take_meanwhile, NULL);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   sim_before_call(w.s, SIM_CALL_page_release, NULL, NULL);
-  CHECK_EQ(reserved(), 80 + 40);
+  CHECK_EQ(reserved_mib(), 80 + 40);
   for (int i = 0; i < 2; i++) {
     world_kernel(&w, r, taken[i]);
     world_free(&w, taken[i]);
   }
   world_run(&w, r);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 80);
+  CHECK_EQ(reserved_mib(), 80);
   end();
 }
 
@@ -159,7 +159,7 @@ TEST(many_scattered_pages_go_back_in_little_time)
   double freed = cpu_seconds();
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   double released = cpu_seconds();
-  CHECK_EQ(reserved(), MANY);
+  CHECK_EQ(reserved_mib(), MANY);
   CHECK(released - freed < 5 * (got - begun));
   end();
 }

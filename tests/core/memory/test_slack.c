@@ -19,7 +19,7 @@ static void a_page_moves_instead(void)
 {
   uint64_t moved = world_counters(&w, 0).pages_moved;
   get(22, r);
-  CHECK_EQ(reserved(), 140);
+  CHECK_EQ(reserved_mib(), 140);
   CHECK_EQ(world_counters(&w, 0).pages_moved, moved + 1);
 }
 
@@ -28,15 +28,15 @@ TEST(with_a_little_slack_nothing_moves)
   begin();
   comb_after_many_moves();
   void *last = get(22, r);
-  CHECK_EQ(reserved(), 142);
+  CHECK_EQ(reserved_mib(), 142);
   world_free(&w, last);
   last = get(24, r);
-  CHECK_EQ(reserved(), 144);
+  CHECK_EQ(reserved_mib(), 144);
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
   world_free(&w, last);
   get(26, r); /* 6 MiB would be more than a 25th of 140 */
   CHECK_EQ(world_counters(&w, 0).pages_moved, 257);
-  CHECK_EQ(reserved(), 144);
+  CHECK_EQ(reserved_mib(), 144);
   end();
 }
 
@@ -98,9 +98,9 @@ TEST(a_device_without_room_is_asked_once)
   sim_set_capacity(w.s, 0, 256 * MIB);
   core_set_pages_moved(w.core, 511);
   world_free(&w, get(62, r)); /* the 512th moves */
-  CHECK_EQ(reserved(), 140);
+  CHECK_EQ(reserved_mib(), 140);
   get(82, r);
-  CHECK_EQ(reserved(), 142);
+  CHECK_EQ(reserved_mib(), 142);
   end();
 }
 
@@ -148,7 +148,7 @@ TEST(a_peak_of_long_ago_is_no_slack)
     }
     count = kept;
   }
-  CHECK(reserved() * 100 <= (int64_t)(top / MIB) * 105);
+  CHECK(reserved_mib() * 100 <= (int64_t)(top / MIB) * 105);
   end();
 }
 
@@ -164,7 +164,7 @@ TEST(an_idle_private_pool_takes_no_slack)
   comb_after_many_moves();
   get(22, r);
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
-  CHECK_EQ(reserved(), 202);
+  CHECK_EQ(reserved_mib(), 202);
   end();
 }
 

@@ -151,18 +151,12 @@ TEST(a_mortal_streams_free_is_its_own_affair)
   end();
 }
 
-static int any_stream(void *context, void *stream)
-{
-  (void)context, (void)stream;
-  return 1;
-}
-
 /* Captures come and go; what the core keeps of them goes with their uses. */
 TEST(captures_leave_no_metadata)
 {
   begin();
   for (int i = 0; i < 10; i++) {
-    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
     capture_begin();
     void *x = block(X, r), *y = block(Y, r);
     world_read_on(&w, s, x, r);
@@ -429,7 +423,7 @@ static void use_after_a_join(bool until_free)
 {
   enum { LATER = 3 };
   begin();
-  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
   capture_begin();
   sim_capture_group(w.s, 0, r.handle, 7);
   void *x = block(X, r);
@@ -452,7 +446,7 @@ static void use_after_a_join(bool until_free)
   bool served = false;
   for (int i = 0; i < LATER; i++) {
     CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
-    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
     capture_begin();
     sim_capture_group(w.s, 0, r.handle, 7);
     for (int k = 0; k < 4; k++)

@@ -100,11 +100,6 @@ static void stop_spinning(void)
   monotonic_skip(60 * 1000000);
 }
 
-static int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
 /* That its own device was waited for says nothing of another's streams. */
 static void let_the_pool_go(void)
 {
@@ -134,19 +129,13 @@ TEST(a_pool_that_is_gone_keeps_what_another_device_reads)
   world_end(&w);
 }
 
-static int any_stream(void *context, void *handle)
-{
-  (void)context, (void)handle;
-  return 1;
-}
-
 /* Which stream replays are on is not known: any of that device. */
 TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
 {
   begin_with_two_devices();
   esper_stream far = world_stream(&w, 1), farther = world_stream(&w, 1);
   esper_stream on = world_stream(&w, 1);
-  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, r.handle);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_read_on(&w, far, x, r);
@@ -229,7 +218,7 @@ TEST(a_drain_that_cannot_tell_ends_no_capture)
 {
   begin(64);
   void *handle = sim_stream_create(w.s, 0);
-  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, handle);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK(sim_capture_is_valid(w.s, 0, handle));
@@ -281,7 +270,7 @@ static void beside_an_open_pool(int for_the_pool)
   world_free(&w, x);
   sim_run_all(w.s);
   if (for_the_pool)
-    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
   world_free(&w, world_malloc(&w, 40 * MIB, for_the_pool ? s : r));
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
   CHECK_OK(esper_pool_release(w.core, 0, 7, 0));

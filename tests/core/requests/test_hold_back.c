@@ -25,11 +25,6 @@ static void *pending_by_record_stream(size_t size)
   return p;
 }
 
-static int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
 TEST(beyond_the_allowance_the_host_waits_for_the_oldest)
 {
   for (int until_free = 0; until_free < 2; until_free++) {

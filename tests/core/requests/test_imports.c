@@ -124,12 +124,6 @@ TEST(in_a_capture_closing_is_for_later)
   end();
 }
 
-static int any_stream(void *unused, void *stream)
-{
-  (void)unused, (void)stream;
-  return 1;
-}
-
 /* Its stream has got no memory yet, so nobody knows of it. */
 TEST(while_a_pool_is_open_closing_is_for_later)
 {
@@ -137,7 +131,7 @@ TEST(while_a_pool_is_open_closing_is_for_later)
   sent x;
   send_there(get(9), &x);
   esper_stream unmet = world_stream(&w, 0);
-  CHECK_OK(esper_pool_begin(there, 0, 9, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(there, 0, 9, 0, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, unmet.handle);
   close_there(&x);
   CHECK(sim_capture_is_valid(w.s, 0, unmet.handle));

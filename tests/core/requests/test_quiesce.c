@@ -9,16 +9,10 @@
 
 enum { ID = 7 };
 
-static int any_stream(void *context, void *stream)
-{
-  (void)context, (void)stream;
-  return 1;
-}
-
 /* From here on allocations go to the pool, which is quiesced first. */
 static void open_pool(void)
 {
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_any_stream, NULL));
 }
 
 static void close_pool(void)
@@ -290,7 +284,7 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
   r = w.stream[0];
   esper_stream far = world_stream(&w, 1), on = world_stream(&w, 1);
   world_free(&w, world_malloc(&w, 512, far));
-  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
   capture_begin();
   void *x = world_malloc(&w, X * MIB, r);
   world_read_on(&w, far, x, r);
@@ -303,7 +297,7 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
   CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
   sim_graph_launch(w.s, graph, 1, on.handle);
   sim_graph_destroy(w.s, graph);
-  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
   CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
   CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
   world_malloc(&w, 512, far); /* it presents itself */

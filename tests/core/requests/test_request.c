@@ -210,11 +210,6 @@ static void begin_of_1000_mib(const esper_config *config, int pages)
   r = w.stream[0];
 }
 
-static int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
 /* What pages that move cannot give. */
 TEST(growth_by_pages_can_be_rejected)
 {

@@ -506,16 +506,10 @@ TEST(in_a_capture_no_memory_of_another_tag_serves)
   end();
 }
 
-static int all_of_them(void *context, void *stream)
-{
-  (void)context, (void)stream;
-  return 1;
-}
-
 static sim_graph *graph_of_pool(esper_stream stream, const char *tag, void **p)
 {
   void *filter;
-  CHECK_OK(esper_pool_begin(w.core, 0, 7, 1, all_of_them, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 1, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, stream.handle);
   sim_capture_group(w.s, 0, stream.handle, 1);
   *p = get_as(tag, 20 * MIB, stream);
