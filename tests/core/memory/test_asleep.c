@@ -28,7 +28,7 @@ TEST(figures_follow_the_memory)
   CHECK_EQ(seg->asleep, 20 * MIB);
   CHECK_EQ(seg->absent, 20 * MIB);
   CHECK_EQ(seg->bytes, 20 * MIB);
-  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(reserved_mib(), 0);
   CHECK(page_at(seg, (uintptr_t)p)->asleep);
   CHECK_EQ(world_counters(&w, 0).bytes_asleep, 20 * MIB);
   wake("weights");
@@ -38,7 +38,7 @@ TEST(figures_follow_the_memory)
   CHECK_EQ(world_counters(&w, 0).bytes_asleep_peak, 0);
   CHECK(!seg->asleep && !seg->absent);
   CHECK(!page_at(seg, (uintptr_t)p)->asleep);
-  CHECK_EQ(reserved(), 20);
+  CHECK_EQ(reserved_mib(), 20);
   end();
 }
 
@@ -69,13 +69,13 @@ TEST(what_is_freed_asleep_becomes_holes)
   world_check(&w);
   wake("weights");
   CHECK_EQ(state_at(p[1]), BLOCK_HOLE);
-  CHECK_EQ(reserved(), 40);
+  CHECK_EQ(reserved_mib(), 40);
   world_check(&w);
   sleep_all_of("weights");
   world_free(&w, p[0]);
   world_free(&w, p[3]);
   wake("weights");
-  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(reserved_mib(), 0);
   world_check(&w);
   end();
 }

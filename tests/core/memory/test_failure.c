@@ -57,7 +57,7 @@ TEST(a_page_that_the_driver_keeps)
       world_free(&w, get(40, r));
       refuse(CALLS[c], nth);
       CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-      CHECK_EQ(reserved(), 20); /* the books say that it went */
+      CHECK_EQ(reserved_mib(), 20); /* the books say that it went */
       check_failed_device(live);
     }
 }
@@ -73,7 +73,7 @@ TEST(a_segment_that_the_driver_keeps)
   world_free(&w, get(40, r));
   refuse(SIM_CALL_memory_free, 1);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 20);
+  CHECK_EQ(reserved_mib(), 20);
   check_failed_device(live);
 }
 

@@ -15,7 +15,7 @@ TEST(device_memory_goes_and_live_bytes_are_kept)
   CHECK_EQ(result.given_back, before);
   CHECK_EQ(result.kept, live);
   CHECK_EQ(alive().host_bytes, live);
-  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(reserved_mib(), 0);
   CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].current, live);
   esper_tag_stats stats = stats_of("weights");
   CHECK(stats.asleep && !stats.reserved);
@@ -42,7 +42,7 @@ TEST(free_memory_goes_for_good)
   CHECK_EQ(result.kept, 20 * MIB);
   CHECK_EQ(stats_of("weights").sleeping, 20 * MIB);
   wake("weights");
-  CHECK_EQ(reserved(), 20);
+  CHECK_EQ(reserved_mib(), 20);
   world_check(&w);
   end();
 }
