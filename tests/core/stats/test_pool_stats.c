@@ -119,17 +119,6 @@ TEST(statistics_of_an_existing_pool_are_reset_and_stay)
   end();
 }
 
-TEST(a_pool_with_the_id_of_one_that_is_gone_goes_on)
-{
-  begin(false);
-  CHECK_OK(esper_free(w.core, get(make(1), 12 * MIB)));
-  CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_OK(esper_free(w.core, get(make(1), 14 * MIB)));
-  check(figures(0, 1).reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 26 * MIB, 12 * MIB);
-  end();
-}
-
 /* Or a program that makes a pool in every step would need more and more host memory. */
 TEST(of_the_pools_that_are_gone_the_youngest_have_statistics)
 {
