@@ -79,20 +79,3 @@ TEST(what_is_freed_asleep_becomes_holes)
   world_check(&w);
   end();
 }
-
-TEST(a_peer_gets_access_to_pages_that_wake)
-{
-  sim_options options = {.devices = 2,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .capacity = 256 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  void *p = used_as("weights", 20 * MIB, r);
-  sleep_all_of("weights");
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  wake("weights");
-  CHECK(sim_may_access(w.s, 1, p, 20 * MIB));
-  end();
-}

@@ -286,20 +286,6 @@ TEST(max_split_size_is_no_matter_of_mapped_segments)
   end();
 }
 
-TEST(what_was_mapped_before_memory_ran_out_goes_back)
-{
-  begin();
-  void *p;
-  get(200, r);
-  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-  CHECK(calls(SIM_CALL_page_map) > 10); /* some of it was there */
-  CHECK_EQ(reserved_mib(), 200);
-  world_check(&w);
-  get(56, r);
-  CHECK_EQ(reserved_mib(), 256);
-  end();
-}
-
 static const esper_config SMALL_PAGES = {.large_segment_size = 4 * MIB,
                                          .segments = ESPER_SEGMENTS_MAPPED};
 

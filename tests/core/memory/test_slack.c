@@ -52,16 +52,6 @@ TEST(a_small_programs_slack_is_two_large_pages)
   end();
 }
 
-/* As after a phase that needed more, and gave nothing back. */
-TEST(what_is_reserved_beyond_the_peak_is_slack_enough)
-{
-  begin();
-  comb_after_many_moves();
-  CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  a_page_moves_instead();
-  end();
-}
-
 TEST(pages_move_where_the_device_has_no_room)
 {
   begin_with(140, NULL);
@@ -103,22 +93,6 @@ TEST(a_device_without_room_is_asked_once)
   CHECK_EQ(reserved_mib(), 142);
   end();
 }
-
-/* Nor is one on which a request had to wait for memory. */
-TEST(after_a_request_that_waited_there_is_no_slack)
-{
-  begin_with(160, NULL);
-  comb_after_many_moves();
-  get(100, r); /* all that is free, at its end */
-  CHECK_EQ(w.core->devices[0].slack_refused_at, 0);
-  void *none;
-  CHECK_STATUS(esper_malloc(w.core, 60 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
-  CHECK(w.core->devices[0].slack_refused_at >= 256);
-  end();
-}
-
-/* 74 blocks of 2 MiB, one page each, of which three are free; and pages have moved often.
- * A private pool's 20 MiB let the peak allow more than 148. */
 
 /* What was the peak of active memory once says nothing of what is needed now. */
 TEST(a_peak_of_long_ago_is_no_slack)
@@ -166,24 +140,4 @@ TEST(an_idle_private_pool_takes_no_slack)
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
   CHECK_EQ(reserved_mib(), 202);
   end();
-}
-
-/* It lends nothing, so what it cannot have is asked for no more often than without slack. */
-TEST(a_private_pool_has_no_second_try)
-{
-  uint64_t asked[2];
-  for (int often = 0; often < 2; often++) {
-    void *p;
-    esper_pool *pool;
-    begin_with(160, NULL);
-    get(140, r);
-    core_set_pages_moved(w.core, often ? 256 : 0);
-    CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
-    asked[often] = calls(SIM_CALL_page_create);
-    CHECK_STATUS(esper_malloc_from(w.core, pool, 60 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-    asked[often] = calls(SIM_CALL_page_create) - asked[often];
-    end();
-  }
-  CHECK(asked[0] > 0);
-  CHECK_EQ(asked[1], asked[0]);
 }
