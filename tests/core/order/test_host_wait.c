@@ -6,7 +6,7 @@
 #include "streams_world.h"
 
 /* What host_wait.h says in words, in microseconds where it is a time. */
-enum { SLICE = 10000, PATIENCE = 100, MOST = 1000, REST = 40, SECOND = 1000000 };
+enum { SLICE = 10000, PATIENCE = 100, MOST = 1000, REST = 40 };
 
 static uint64_t limited_waits(void)
 {
@@ -60,33 +60,6 @@ TEST(a_limited_wait_goes_on_while_the_event_is_on_its_way)
 }
 
 static int slices;
-static record_t *awaited;
-
-static void complete_it(void *context)
-{
-  (void)context;
-  let_it_end();
-  stream_retire(awaited->stream);
-}
-
-static void complete_in_the_third_slice(void *context, sim_call call, int of_device, void *object)
-{
-  (void)context, (void)call, (void)of_device, (void)object;
-  if (++slices == 3)
-    check_on_another_thread(complete_it, NULL);
-}
-
-TEST(what_another_thread_found_completed_ends_the_wait)
-{
-  begin();
-  slices = 0;
-  awaited = never_yet(w.stream[1]);
-  sim_after_call(w.s, SIM_CALL_event_wait, complete_in_the_third_slice, NULL);
-  CHECK_OK(record_wait_limited(awaited));
-  CHECK_EQ(limited_waits(), 3);
-  record_drop(awaited);
-  end();
-}
 
 /* ---- the limit ----------------------------------------------------------------- */
 
@@ -127,12 +100,6 @@ TEST(what_completes_on_other_streams_prolongs_the_wait)
   CHECK_EQ(slices_beside(100), 101 + PATIENCE);
 }
 
-/* It may have nothing to do with the work that is waited for. */
-TEST(what_completes_on_other_streams_prolongs_no_wait_for_ever)
-{
-  CHECK_EQ(slices_beside(MOST), MOST);
-}
-
 /* ---- after a wait in vain --------------------------------------------------------- */
 
 TEST(a_stream_that_is_left_alone_is_still_asked)
@@ -164,17 +131,6 @@ static int left_alone_for(record_t *record)
     times *= 2;
   CHECK(until - begun >= (uint64_t)times * least);
   return times;
-}
-
-TEST(after_each_wait_in_vain_the_stream_is_left_alone_twice_as_long)
-{
-  begin();
-  record_t *record = never_yet(w.stream[1]);
-  for (int i = 0; i < 6; i++)
-    CHECK_EQ(left_alone_for(record), REST << i);
-  let_it_end();
-  record_drop(record);
-  end();
 }
 
 /* ... but not beyond all bounds: the time must not overflow. */
