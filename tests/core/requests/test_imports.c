@@ -22,28 +22,6 @@ TEST(what_one_writes_the_other_reads)
   end();
 }
 
-/* Pages that were free here and there come together, in order. */
-TEST(a_stitched_block_is_shared)
-{
-  begin_with(1);
-  void *p[8];
-  for (int i = 0; i < 8; i++)
-    p[i] = get(8);
-  for (int i = 0; i < 8; i += 2)
-    world_free(&w, p[i]);
-  uint64_t created = calls(SIM_CALL_page_create);
-  char *large = get(30);
-  CHECK_EQ(calls(SIM_CALL_page_create), created);
-  sent x;
-  char *q = send_there(large, &x);
-  for (size_t i = 0; i < 30 * MIB; i += 65536)
-    large[i] = (char)(i / 65536 % 249);
-  for (size_t i = 0; i < 30 * MIB; i += 65536)
-    CHECK_EQ(q[i], (char)(i / 65536 % 249));
-  close_there(&x);
-  end();
-}
-
 TEST(it_may_be_opened_more_than_once)
 {
   begin();
@@ -164,20 +142,6 @@ TEST(what_was_waited_for_in_vain_is_unmapped_later)
   end();
 }
 
-TEST(only_what_is_open_is_closed)
-{
-  begin();
-  sent x;
-  CHECK_STATUS(esper_close_shared(there, &w), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "no opened shared memory"));
-  send_there(get(9), &x);
-  CHECK_STATUS(esper_close_shared(w.core, x.base), ESPER_INVALID);
-  CHECK_STATUS(esper_close_shared(there, (char *)x.base + 512), ESPER_INVALID);
-  close_there(&x);
-  CHECK_STATUS(esper_close_shared(there, x.base), ESPER_INVALID);
-  end();
-}
-
 /* ---- peers ----------------------------------------------------------------- */
 
 TEST(peers_access_what_is_shared)
@@ -249,23 +213,4 @@ TEST(a_refusal_while_opening_leaves_nothing_behind)
       close_there(&x);
       end();
     }
-}
-
-/* What could not be waited for goes the next time. */
-TEST(what_is_closed_without_an_event_is_unmapped_later)
-{
-  for (uint64_t nth = 1; nth <= 2; nth++) {
-    begin();
-    sent x = share(get(12));
-    sim_alive before = alive();
-    touch(t, open_there(&x), 512);
-    sim_fail_call(w.s, SIM_CALL_event_record, nth, ESPER_DEVICE_ERROR);
-    close_there(&x);
-    sim_fail_call(w.s, SIM_CALL_event_record, 0, ESPER_OK);
-    CHECK_OK(esper_empty_cache(there, 0, NULL));
-    sim_alive after = alive();
-    before.events = after.events;
-    CHECK(!memcmp(&before, &after, sizeof before));
-    end();
-  }
 }
