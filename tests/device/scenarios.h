@@ -1,4 +1,4 @@
-/* scenarios.h: for programs of which each scenario, SCENARIO(name) {...}, needs a process of its own:
+/* scenarios.h: for programs of which each scenario, SCENARIO(name) {...}, needs its own process:
  * PROGRAM NAME runs it. */
 #ifndef SCENARIOS_H
 #define SCENARIOS_H
