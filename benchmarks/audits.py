@@ -16,7 +16,6 @@ from models import gpt2
 
 TURNS, STEPS = 7, 5
 PROGRAMS = ROOT / "tests" / "audit" / "programs.py"
-CORPUS = PROGRAMS.parent / "corpus"
 WARM_STEPS, TIMED_STEPS = 3, 10  # beside a fence
 
 
@@ -50,11 +49,8 @@ def steps(allocator: str, small: bool = False) -> dict[str, Any]:
 
 
 def programs(allocator: str) -> dict[str, Any]:
-    """What the auditor finds in the programs of the corpus, and torch.cuda._sanitizer, which knows
-    nothing of marks."""
-    paths = (path.relative_to(CORPUS) for path in CORPUS.glob("*/*.py"))
-    names = sorted(str(path.with_suffix("")) for path in paths if path.parts[0] != "marked")
-    found = {"audit": corpus(*names), "sanitizer": corpus("--sanitizer", *names)}
+    """What the auditor finds in the programs of the corpus, and torch.cuda._sanitizer."""
+    found = {"audit": corpus("--unmarked"), "sanitizer": corpus("--unmarked", "--sanitizer")}
     return {"machine": machine(), **found}
 
 

@@ -99,10 +99,7 @@ CASES = [(program, name) for program in PROGRAMS for name in names(program)]
     "program, name",
     [
         pytest.param(
-            program,
-            name,
-            id=f"{program}-{name}",
-            marks=pytest.mark.slow if program in SLOW else (),
+            program, name, id=f"{program}-{name}", marks=pytest.mark.slow if program in SLOW else ()
         )
         for program, name in CASES
     ],
@@ -141,8 +138,7 @@ def test_random_programs_catch_a_malloc_that_lets_a_stream_wait() -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize(
-    "variant",
-    ["plain", *(pytest.param(one, marks=pytest.mark.slow) for one in ("asan", "tsan"))],
+    "variant", ["plain", *(pytest.param(one, marks=pytest.mark.slow) for one in ("asan", "tsan"))]
 )
 def test_random_programs(variant: str, threads: int, pytestconfig: pytest.Config) -> None:
     operations = OPERATIONS // (1 if variant == "plain" else 10)

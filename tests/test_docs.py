@@ -45,9 +45,7 @@ def blocks(path: Path, language: str) -> list[str]:
 def project_files() -> list[Path]:
     """Every file that belongs to the project: what git would have in a commit."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True
     )
     if listed.returncode != 0:
         pytest.skip("not a git checkout")

@@ -53,7 +53,7 @@ def test_scenario(program: Path, scenario: str) -> None:
 
 def test_each_scenario_is_run(program: Path) -> None:
     source = (ROOT / "tests" / "device" / "test_fd_server.c").read_text()
-    assert source.count("SCENARIO(") - 1 == len(SCENARIOS)
+    assert source.count("SCENARIO(") == len(SCENARIOS)
 
 
 def test_other_macros_give_the_same(tmp_path: Path) -> None:

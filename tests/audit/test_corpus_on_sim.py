@@ -25,11 +25,7 @@ import programs  # noqa: E402
 def results(library: Path, allocator: str) -> Any:
     done = subprocess.run(
         [sys.executable, str(TESTS / "audit" / "programs.py")],
-        env={
-            **os.environ,
-            **build.environment(library),
-            "ESPER_SIMULATED_ALLOCATOR": allocator,
-        },
+        env={**os.environ, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": allocator},
         capture_output=True,
         text=True,
         timeout=1200,

@@ -7,16 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from on_sim import build
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS / "shim"))
-
-torch = pytest.importorskip("torch")
-if torch.version.cuda is None or torch.cuda.is_available():
-    pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
-
-import build  # noqa: E402
 
 CODE = """
 import esper_alloc, pytest, torch

@@ -185,10 +185,7 @@ def test_a_syntax_error_is_shown_as_python_shows_it(library: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "program, said",
-    [
-        (("-m", "none.such"), "none.such"),
-        (("folder",), "can't find '__main__' module in 'folder'"),
-    ],
+    [(("-m", "none.such"), "none.such"), (("folder",), "can't find '__main__' module in 'folder'")],
 )
 def test_what_cannot_be_run(
     library: Path, tmp_path: Path, program: tuple[str, ...], said: str

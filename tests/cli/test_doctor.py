@@ -148,11 +148,7 @@ SICK = [
         "PYTORCH_ALLOC_CONF asks for PyTorch's cudaMallocAsync back end",
         "remove backend:cudaMallocAsync from PYTORCH_ALLOC_CONF",
     ),
-    (
-        {"environment": {"ESPER_ALLOC": "yes"}},
-        "ESPER_ALLOC is 'yes'",
-        "ESPER_ALLOC=1",
-    ),
+    ({"environment": {"ESPER_ALLOC": "yes"}}, "ESPER_ALLOC is 'yes'", "ESPER_ALLOC=1"),
     (
         {"environment": {"ESPER_ALLOC_ALLOWANCE": "fast"}},
         "ESPER_ALLOC_ALLOWANCE is 'fast'",
@@ -173,11 +169,7 @@ SICK = [
         "enabling it in a new process failed: RuntimeError: words",
         "docs/troubleshooting.md",
     ),
-    (
-        {"trial__before": "pluggable"},
-        "torch's allocator was 'pluggable'",
-        "sitecustomize",
-    ),
+    ({"trial__before": "pluggable"}, "torch's allocator was 'pluggable'", "sitecustomize"),
     ({"trial__allocated": False}, "did not keep what was written", "report"),
 ]
 
@@ -214,10 +206,7 @@ WORTH_A_NOTE = [
         {"driver__entry_points": {"cuMemMap": False, "cuMemCreate": False}},
         "the driver lacks cuMemCreate, cuMemMap: pages cannot be mapped",
     ),
-    (
-        {"environment": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}},
-        "neither caches nor protects it",
-    ),
+    ({"environment": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}, "neither caches nor protects it"),
     (
         {"environment": {"LD_PRELOAD": "/x/torch_memory_saver_hook_mode_preload.so"}},
         "torch_memory_saver is preloaded",

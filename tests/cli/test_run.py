@@ -96,10 +96,9 @@ class Place:
             [sys.executable, *map(str, command)],
             capture_output=True,
             text=True,
-            cwd=self.path,
             timeout=1200,
             env=self.environment,
-            **options,  # type: ignore[call-overload]
+            **{"cwd": self.path, **options},  # type: ignore[call-overload]
         )
 
     def run(self, *command: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -179,11 +178,7 @@ def test_exit_code_and_traceback_are_those_of_a_direct_run(
     script = place.write("fails.py", body)
     direct, ours = place.python(script), place.run(script)
     assert direct.returncode == code
-    assert (ours.returncode, ours.stdout, ours.stderr) == (
-        code,
-        direct.stdout,
-        direct.stderr,
-    )
+    assert (ours.returncode, ours.stdout, ours.stderr) == (code, direct.stdout, direct.stderr)
 
 
 def test_missing_script_is_reported_by_python_itself(place: Place) -> None:
@@ -310,8 +305,7 @@ def test_choices_are_handed_on(
     place: Place, option: str, variable: str, names: tuple[str, str]
 ) -> None:
     script = place.write(
-        "chosen.py",
-        f"import os; print(os.environ.get({variable!r}), os.environ['ESPER_ALLOC'])",
+        "chosen.py", f"import os; print(os.environ.get({variable!r}), os.environ['ESPER_ALLOC'])"
     )
     assert place.run(script).stdout == "None 1\n"
     assert place.run(option, names[0], script).stdout == f"{names[0]} 1\n"
@@ -326,25 +320,11 @@ def test_package_of_the_child_python_comes_first_else_the_one_that_ran(place: Pl
     )
     # Started in a source directory: only the current directory leads to it.
     place.environment["PYTHONPATH"] = str(place.path / "torch_site")
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_alloc", "run", str(script)],
-        capture_output=True,
-        text=True,
-        cwd=place.site,
-        env=place.environment,
-        timeout=600,
-    )
+    done = place.run(script, cwd=place.site)
     assert done.stdout == f"{place.package}\n", done.stderr
     other = place.write("other/esper_alloc/__init__.py", FAKE_PACKAGE)
     place.environment["PYTHONPATH"] += os.pathsep + str(other.parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_alloc", "run", str(script)],
-        capture_output=True,
-        text=True,
-        cwd=place.site,
-        env=place.environment,
-        timeout=600,
-    )
+    done = place.run(script, cwd=place.site)
     assert done.stdout == f"{other}\n", done.stderr
 
 

@@ -25,4 +25,15 @@ static inline uint64_t calls(sim_call call)
   return sim_calls(w.s, call);
 }
 
+/* Of device 0. */
+static inline int64_t reserved(void)
+{
+  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
+}
+
+static inline int64_t reserved_mib(void)
+{
+  return reserved() / (int64_t)MIB;
+}
+
 #endif

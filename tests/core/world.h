@@ -45,6 +45,8 @@ void world_kernel(world *w, esper_stream stream, const void *ptr);
 void world_read_on(world *w, esper_stream reader, const void *ptr, esper_stream owner);
 void world_use(world *w, const void *ptr, esper_stream stream, unsigned flags);
 void world_record_stream(world *w, const void *ptr, esper_stream stream);
+/* A filter of a pool that takes every stream. */
+int world_any_stream(void *context, void *stream);
 /* Makes `waiter` wait for everything on `other`. */
 void world_wait(world *w, esper_stream waiter, esper_stream other);
 /* Executes everything on the stream that can run. */

@@ -2,7 +2,6 @@
  * libcuda made of nothing (fake_cuda.c). One scenario a process, since a
  * process loads its driver once: test_cuda SCENARIO. Run by
  * tests/test_cuda_driver.py, which builds both. */
-#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -15,6 +14,7 @@
 #include "../../csrc/device/cuda/cuda.h"
 #include "../../csrc/instance.h"
 #include "fake_cuda.h"
+#include "scenarios.h"
 
 #define CHECK(x)                                                             \
   do {                                                                       \
@@ -137,7 +137,7 @@ static void check_thread(int current, int mode)
 
 /* The thread is as it was after every call, from every state, in the middle of
  * a capture that any unsafe call would break. */
-static void scenario_balance(void)
+SCENARIO(balance)
 {
   load();
   fake->capture_somewhere(1);
@@ -161,7 +161,7 @@ static void scenario_balance(void)
 
 /* Every entry point refuses once, in every function: the status is right, the
  * message names the function, and the thread is as it was. */
-static void scenario_faults(void)
+SCENARIO(faults)
 {
   static const struct {
     int result;
@@ -206,7 +206,7 @@ static void scenario_faults(void)
   CHECK(fake->live_mappings() == 0);
 }
 
-static void scenario_messages(void)
+SCENARIO(messages)
 {
   load();
   fake->fail("cuMemAlloc", 1, 2);
@@ -221,7 +221,7 @@ static void scenario_messages(void)
   CHECK(driver->memory_alloc(SELF, -1, 512, &an_address) == ESPER_INVALID);
 }
 
-static void scenario_captures(void)
+SCENARIO(captures)
 {
   uint64_t capture = 7;
   load();
@@ -253,7 +253,7 @@ static void scenario_captures(void)
 }
 
 /* What comes before a stream's next operation in its capture. Asking adds nothing. */
-static void scenario_graphs(void)
+SCENARIO(graphs)
 {
   void *before[8], *tails[8];
   size_t count;
@@ -314,7 +314,7 @@ static esper_status event_wait(unsigned limit, int *asked)
 }
 
 /* The host waits for an event for a limited time. */
-static void scenario_event_wait(void)
+SCENARIO(event_wait)
 {
   enum { LONG = 600000000 };
   int asked;
@@ -347,7 +347,7 @@ static void scenario_event_wait(void)
   CHECK(event_wait(LONG, &asked) == ESPER_CAPTURING && asked == 1);
 }
 
-static void scenario_streams(void)
+SCENARIO(streams)
 {
   uint64_t on_0, on_1;
   int device = -1;
@@ -381,7 +381,7 @@ static void *first_call(void *barrier)
   return esper_instance();
 }
 
-static void scenario_threads(void)
+SCENARIO(threads)
 {
   pthread_t threads[8];
   pthread_barrier_t barrier;
@@ -399,7 +399,7 @@ static void scenario_threads(void)
 }
 
 /* A child forked after initialisation gets an answer, and soon. */
-static void scenario_fork(void)
+SCENARIO(fork)
 {
   load();
   void *ours = esper_alloc_malloc(1 << 20, 0, NULL);
@@ -445,7 +445,7 @@ static esper_counters counters_of(int device)
   return counters;
 }
 
-static void scenario_allocator(void)
+SCENARIO(allocator)
 {
   size_t size = 0;
   load();
@@ -472,7 +472,7 @@ static void scenario_allocator(void)
 
 /* A mark is one event on the stream that was named, on that stream's device;
  * the memory is pending until it has completed. */
-static void scenario_uses(void)
+SCENARIO(uses)
 {
   load();
   esper_alloc_set_record_stream_visible(1);
@@ -520,7 +520,7 @@ static void scenario_uses(void)
 /* What a mark asks of the driver, which is most of what it costs: one event, whether
  * the stream is captured, before the event and after it, and for a stream that may
  * have been destroyed its id. No context is made current, and no event is created. */
-static void scenario_mark_cost(void)
+SCENARIO(mark_cost)
 {
   enum { MARKS = 200 };
   static const struct {
@@ -564,7 +564,7 @@ static void scenario_mark_cost(void)
 }
 
 /* Who cannot tell us of record_stream gets frees that wait for all streams. */
-static void scenario_blind(void)
+SCENARIO(blind)
 {
   load();
   void *home = fake->stream(0);
@@ -586,17 +586,6 @@ static void scenario_blind(void)
 }
 
 /* ---- pages of several processes ------------------------------------------ */
-
-static int open_files(void)
-{
-  int count = 0;
-  DIR *files = opendir("/proc/self/fd");
-  CHECK(files);
-  while (readdir(files))
-    count++;
-  closedir(files);
-  return count;
-}
 
 static void expect_refusal(esper_page_name name, const char *why)
 {
@@ -634,7 +623,7 @@ static void take_pages(int from, int to)
 }
 
 /* Names travel, and nothing else: no file of the parent's is inherited. */
-static void scenario_sharing(void)
+SCENARIO(sharing)
 {
   enum { MANY = 3000 };
   int down[2], up[2];
@@ -674,7 +663,7 @@ static void scenario_sharing(void)
 }
 
 /* A driver that makes no pages which can be shared makes others, and is asked once. */
-static void scenario_no_sharing(void)
+SCENARIO(no_sharing)
 {
   load();
   int calls = fake->calls("cuMemCreate");
@@ -687,7 +676,7 @@ static void scenario_no_sharing(void)
 }
 
 /* What is refused later, or for another reason, says nothing of other pages. */
-static void scenario_sharing_again(void)
+SCENARIO(sharing_again)
 {
   uint64_t ours;
   load();
@@ -700,7 +689,7 @@ static void scenario_sharing_again(void)
 }
 
 /* Pages are open to their device, to its peers, and to nobody else. */
-static void scenario_peers(void)
+SCENARIO(peers)
 {
   enum { MANY = 40, CLOSED = 0, OPEN = 3 }; /* as cuda.h has them */
   int peers[MANY] = {0}, one = 0;
@@ -731,7 +720,7 @@ static void scenario_peers(void)
 }
 
 /* A stream whose device cannot be found out still protects. */
-static void scenario_unknown_stream(void)
+SCENARIO(unknown_stream)
 {
   load();
   esper_alloc_set_record_stream_visible(1);
@@ -748,7 +737,7 @@ static void scenario_unknown_stream(void)
 
 /* Of each line of the standard input, what it would mean as ESPER_ALLOC_ALLOWANCE: bytes, or why
  * there is no allocator. It tries again after each refusal, so only the last line may be right. */
-static void scenario_allowance(void)
+SCENARIO(allowance)
 {
   char line[256];
   esper_config config;
@@ -765,7 +754,7 @@ static void scenario_allowance(void)
   }
 }
 
-static void scenario_segments(void)
+SCENARIO(segments)
 {
   esper_config config;
   CHECK(!esper_instance());
@@ -778,7 +767,7 @@ static void scenario_segments(void)
 }
 
 /* FAKE_SEGMENTS: what is expected. */
-static void scenario_segments_chosen(void)
+SCENARIO(segments_chosen)
 {
   esper_config config;
   CHECK(esper_instance());
@@ -789,7 +778,7 @@ static void scenario_segments_chosen(void)
 /* ---- drivers that lack something --------------------------------------- */
 
 /* Prints why there is no driver; the Python test knows what it should say. */
-static void scenario_refused(void)
+SCENARIO(refused)
 {
   CHECK(esper_cuda_driver(&driver) == ESPER_UNSUPPORTED);
   CHECK(!esper_instance());
@@ -800,7 +789,7 @@ static void scenario_refused(void)
   puts(esper_last_error());
 }
 
-static void scenario_old(void) /* 11.8 */
+SCENARIO(old) /* 11.8 */
 {
   load();
   CHECK(driver->stream_id(SELF, 0, NULL, &a_number) == ESPER_UNSUPPORTED);
@@ -809,7 +798,7 @@ static void scenario_old(void) /* 11.8 */
   CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_OK);
 }
 
-static void scenario_no_virtual_memory(void)
+SCENARIO(no_virtual_memory)
 {
   size_t granularity = 1;
   load();
@@ -820,51 +809,8 @@ static void scenario_no_virtual_memory(void)
   check_thread(-1, 0);
 }
 
-static void scenario_old_get_proc_address(void)
+SCENARIO(old_get_proc_address)
 {
   load();
   CHECK(driver->memory_alloc(SELF, 0, 512, &an_address) == ESPER_OK);
-}
-
-static const struct {
-  const char *name;
-  void (*run)(void);
-} scenarios[] = {
-#define SCENARIO(name) {#name, scenario_##name}
-    SCENARIO(balance),
-    SCENARIO(faults),
-    SCENARIO(messages),
-    SCENARIO(captures),
-    SCENARIO(graphs),
-    SCENARIO(event_wait),
-    SCENARIO(streams),
-    SCENARIO(threads),
-    SCENARIO(fork),
-    SCENARIO(allocator),
-    SCENARIO(uses),
-    SCENARIO(blind),
-    SCENARIO(unknown_stream),
-    SCENARIO(allowance),
-    SCENARIO(peers),
-    SCENARIO(segments_chosen),
-    SCENARIO(sharing),
-    SCENARIO(no_sharing),
-    SCENARIO(sharing_again),
-    SCENARIO(mark_cost),
-    SCENARIO(refused),
-    SCENARIO(segments),
-    SCENARIO(old),
-    SCENARIO(no_virtual_memory),
-    SCENARIO(old_get_proc_address),
-};
-
-int main(int count, char **arguments)
-{
-  for (size_t i = 0; count == 2 && i < sizeof scenarios / sizeof *scenarios; i++)
-    if (strcmp(scenarios[i].name, arguments[1]) == 0) {
-      scenarios[i].run();
-      return 0;
-    }
-  fprintf(stderr, "usage: %s SCENARIO\n", arguments[0]);
-  return 2;
 }

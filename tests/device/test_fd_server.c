@@ -1,7 +1,6 @@
 /* test_fd_server.c: files that one process offers and another takes (device/fd_server.c), with
  * files of our own. One scenario a process: test_fd_server SCENARIO. Run by
  * tests/test_fd_server.py, which builds it. */
-#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -22,6 +21,7 @@
 #include <unistd.h>
 
 #include "../../csrc/device/fd_server.h"
+#include "scenarios.h"
 
 #define CHECK_IS(x, y)                                                                      \
   do {                                                                                      \
@@ -82,17 +82,6 @@ static int take(fd_server_name name, uint64_t object)
   return 0;
 }
 
-static int open_files(void)
-{
-  int count = 0;
-  DIR *files = opendir("/proc/self/fd");
-  CHECK(files);
-  while (readdir(files))
-    count++;
-  closedir(files);
-  return count;
-}
-
 static double now(void)
 {
   struct timespec t;
@@ -129,7 +118,7 @@ static void send_name(int to, fd_server_name name)
 /* ---- who gets what --------------------------------------------------------- */
 
 /* Who knows one offer, or the name of the socket, which is public, knows no other. */
-static void scenario_guess(void)
+SCENARIO(guess)
 {
   fd_server_name name = offer(0, 1), second = offer(0, 2);
   CHECK_IS(take(name, 1), 0);
@@ -146,7 +135,7 @@ static void scenario_guess(void)
   CHECK_IS(take(name, 1), 0);
 }
 
-static void scenario_refused(void)
+SCENARIO(refused)
 {
   fd_server_name name = offer(0, 1), broken;
   CHECK_IS(fd_server_offer(refuse_to_open, 0, 7, &broken), 0);
@@ -165,7 +154,7 @@ static void scenario_refused(void)
 }
 
 /* Root is somebody else, too; each side finds that out for itself. */
-static void scenario_users(void)
+SCENARIO(users)
 {
   fd_server_name name = offer(0, 1);
   if (geteuid() != 0)
@@ -194,7 +183,7 @@ static void scenario_users(void)
 }
 
 /* As in a container that has a network of its own. */
-static void scenario_network(void)
+SCENARIO(network)
 {
   fd_server_name name = offer(0, 1);
   pid_t child = fork_with_alarm();
@@ -222,7 +211,7 @@ static int connect_only(fd_server_name name)
 }
 
 /* Who says nothing, says too little or goes does not keep the others. */
-static void scenario_silent(void)
+SCENARIO(silent)
 {
   fd_server_name name = offer(0, 1);
   int silent = connect_only(name), brief = connect_only(name), gone = connect_only(name);
@@ -244,7 +233,7 @@ static void *take_often(void *name)
 }
 
 /* More at once than wait in line. */
-static void scenario_crowd(void)
+SCENARIO(crowd)
 {
   enum { MANY = 200 };
   static pthread_t threads[MANY];
@@ -260,7 +249,7 @@ static void note_signal(int number)
   (void)number;
 }
 
-static void scenario_signals(void)
+SCENARIO(signals)
 {
   fd_server_name name = offer(200, 1);
   struct sigaction action = {.sa_handler = note_signal};
@@ -276,7 +265,7 @@ static void scenario_signals(void)
 }
 
 /* The socket is the last file that there is room for. */
-static void scenario_full_table(void)
+SCENARIO(full_table)
 {
   int names[2];
   CHECK_IS(pipe(names), 0);
@@ -306,7 +295,7 @@ static void *take_slowly(void *name)
 }
 
 /* A child has nothing of it, whatever its parent's thread was at, and can begin anew. */
-static void scenario_fork(void)
+SCENARIO(fork)
 {
   int files = open_files();
   fd_server_name name;
@@ -331,7 +320,7 @@ static void scenario_fork(void)
 }
 
 /* Nobody waits for an answer of a child whose parent, which had one, is gone. */
-static void scenario_orphan(void)
+SCENARIO(orphan)
 {
   int names[2], taken[2], ends[2]; /* nothing is written to the last: its end is this process's */
   fd_server_name name;
@@ -368,7 +357,7 @@ static void leave(void)
   sleep(2);
 }
 
-static void scenario_exit(void)
+SCENARIO(exit)
 {
   int names[2];
   fd_server_name name, nobody;
@@ -383,25 +372,4 @@ static void scenario_exit(void)
   receive(exiting[0], &nobody);
   CHECK_IS(take(name, 1), ECONNREFUSED);
   expect_success(child);
-}
-
-static const struct {
-  const char *name;
-  void (*run)(void);
-} scenarios[] = {
-#define SCENARIO(name) {#name, scenario_##name}
-    SCENARIO(guess),  SCENARIO(refused), SCENARIO(users),      SCENARIO(silent),
-    SCENARIO(crowd),  SCENARIO(signals), SCENARIO(full_table), SCENARIO(fork),
-    SCENARIO(orphan), SCENARIO(exit),    SCENARIO(network),
-};
-
-int main(int count, char **arguments)
-{
-  for (size_t i = 0; count == 2 && i < sizeof scenarios / sizeof *scenarios; i++)
-    if (strcmp(scenarios[i].name, arguments[1]) == 0) {
-      scenarios[i].run();
-      return 0;
-    }
-  fprintf(stderr, "usage: %s SCENARIO\n", arguments[0]);
-  return 2;
 }

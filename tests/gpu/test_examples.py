@@ -75,9 +75,7 @@ def native() -> list[str]:
 
 @pytest.mark.two_gpus
 @pytest.mark.parametrize(
-    "variant",
-    [(), ("--record-use",), ("--automatic",)],
-    ids=["own", "record_use", "automatic"],
+    "variant", [(), ("--record-use",), ("--automatic",)], ids=["own", "record_use", "automatic"]
 )
 def test_fsdp2_gives_natives_losses(variant: tuple[str, ...], native: list[str]) -> None:
     assert len(set(native)) > 5, "the losses hardly vary: little would be compared"

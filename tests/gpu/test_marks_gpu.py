@@ -12,10 +12,7 @@ TRIES = 20
 
 # Marked memory serves again, as there is no other: the host waits for its reader
 # before, which is what these scenarios put to the test.
-WAITED_FOR = [
-    "capture_in_other_thread",
-    "global_capture_in_other_thread",
-]
+WAITED_FOR = ["capture_in_other_thread", "global_capture_in_other_thread"]
 
 
 @pytest.mark.parametrize("name", WAITED_FOR)

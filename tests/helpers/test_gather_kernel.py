@@ -103,14 +103,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     flags += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
     folders = [f"-I{ROOT / 'tests' / 'kernels'}", f"-I{KERNELS}"]
     folders += [word for one in include for word in ("-isystem", str(one))]
-    command = [
-        *CXX,
-        *flags,
-        *folders,
-        str(folder / "gather.cpp"),
-        "-o",
-        str(folder / "gather.so"),
-    ]
+    command = [*CXX, *flags, *folders, str(folder / "gather.cpp"), "-o", str(folder / "gather.so")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     loaded = ctypes.CDLL(str(folder / "gather.so"))

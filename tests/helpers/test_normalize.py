@@ -448,10 +448,7 @@ def test_eval_and_freeze_hold_everywhere(make: Any, methods: list[str], shape: A
     x = torch.randn(shape) + 2
     normalizer.update(x)
     before = state_of(normalizer)
-    for stop, go in [
-        (normalizer.eval, normalizer.train),
-        (normalizer.freeze, normalizer.unfreeze),
-    ]:
+    for stop, go in [(normalizer.eval, normalizer.train), (normalizer.freeze, normalizer.unfreeze)]:
         stop()
         for method in methods:
             getattr(normalizer, method)(x)

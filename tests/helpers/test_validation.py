@@ -223,10 +223,7 @@ def test_esper_lite_signature_wants_one_function() -> None:
         process_fused_val_batch(*arguments, task_spec=spec)
     with pytest.raises(TypeError, match="got 2"):
         process_fused_val_batch(
-            *arguments,
-            task_spec=spec,
-            loss_and_correct_fn=print,
-            compiled_loss_and_correct=print,
+            *arguments, task_spec=spec, loss_and_correct_fn=print, compiled_loss_and_correct=print
         )
 
 

@@ -170,11 +170,7 @@ def built_for(monkeypatch):
         (torch_like("2.11.0+rocm6.4", cuda=None, hip="6.4"), ["2.11"], "not support ROCm"),
         (torch_like("2.11.0+cpu", cuda=None), ["2.11"], "built without CUDA"),
         (torch_like("2.11.0+cu130"), [], "installed without its PyTorch part"),
-        (
-            torch_like("2.12.1+cu130"),
-            ["2.11"],
-            "built for torch 2.11, and this is torch 2.12.1",
-        ),
+        (torch_like("2.12.1+cu130"), ["2.11"], "built for torch 2.11, and this is torch 2.12.1"),
         (
             torch_like("2.1.0"),
             ["2.11", "2.12"],
@@ -200,10 +196,7 @@ def test_refusals_are_one_sentence_with_a_remedy(built_for, torch, built, told):
 @pytest.mark.parametrize("call", ["enable()", "memory_stats()"])
 @pytest.mark.parametrize(
     "left_out, said",
-    [
-        (["_build.py"], "where nothing was built"),
-        ([], "which was built for another Python than"),
-    ],
+    [(["_build.py"], "where nothing was built"), ([], "which was built for another Python than")],
 )
 def test_a_source_folder_that_was_not_built_for_this_python_says_so(tmp_path, call, left_out, said):
     pytest.importorskip("torch")
@@ -494,10 +487,7 @@ def test_variable_with_options_that_pytorch_refuses_warns_and_imports():
 
 @pytest.mark.parametrize("value", ["0", ""])
 def test_variable_off(value):
-    run(
-        "import sys, esper_alloc; assert 'torch' not in sys.modules",
-        ESPER_ALLOC=value,
-    )
+    run("import sys, esper_alloc; assert 'torch' not in sys.modules", ESPER_ALLOC=value)
 
 
 def test_variable_with_another_value_is_named():

@@ -341,8 +341,7 @@ def test_tensors_of_other_devices_get_their_own_record_stream():
         raise NotImplementedError
 
     use._record_stream(
-        types.SimpleNamespace(device=torch.device("cpu"), record_stream=missing),
-        "stream",
+        types.SimpleNamespace(device=torch.device("cpu"), record_stream=missing), "stream"
     )
 
 

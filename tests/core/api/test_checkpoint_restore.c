@@ -126,34 +126,6 @@ TEST(without_host_memory_nothing_changes)
   end();
 }
 
-/* Pages that came after the checkpoint stay, and are free. */
-TEST(a_mapped_segment_comes_back_without_its_holes)
-{
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1};
-  begin_with(&options);
-  void *a = get(6 * MIB, r), *gap = get(2 * MIB, r), *b = get(10 * MIB, r);
-  world_free(&w, gap);
-  esper_checkpoint *checkpoint = take();
-  const void *live[] = {a, b};
-  world_free(&w, a);
-  world_free(&w, b);
-  void *other = get(17 * MIB, r), *young = get(30 * MIB, r);
-  CHECK(other == a && young > other);
-  int64_t reserved = world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-  esper_checkpoint_delta delta = restore(checkpoint, r);
-  CHECK_EQ(delta.freed_count, 2);
-  CHECK_EQ(delta.live_count, 2);
-  CHECK(live_are(live, 2));
-  CHECK(get(2 * MIB, r) == gap);
-  CHECK((char *)get(30 * MIB, r) == (char *)b + 10 * MIB);
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, reserved);
-  free(delta.freed);
-  esper_checkpoint_free(checkpoint);
-  end();
-}
-
 /* Random programs: whatever happened in between, the live set comes back. */
 static void random_programs(bool mapped)
 {

@@ -60,20 +60,6 @@ TEST(the_configuration_is_replaced_as_a_whole)
   world_end(&w);
 }
 
-/* Mallocs are served from it without a look at the device. */
-TEST(the_block_cache_keeps_nothing_from_before_a_configuration)
-{
-  world w;
-  sim_options options = {0};
-  world_begin_with(&w, &options, NULL);
-  void *p = world_malloc(&w, 24 * MIB, w.stream[0]);
-  world_free(&w, p);
-  CHECK_OK(esper_configure(w.core, &(esper_config){.max_split_size = 20 * MIB}));
-  CHECK(world_malloc(&w, 24 * MIB, w.stream[0]) == p);
-  CHECK_EQ(world_stats(&w, 0).oversize_allocations.current, 1);
-  world_end(&w);
-}
-
 /* A block that was not oversize when it was handed out is one when it is free. */
 TEST(the_block_cache_serves_no_oversize_request_after_a_configuration)
 {
@@ -94,28 +80,6 @@ TEST(the_block_cache_serves_no_oversize_request_after_a_configuration)
     CHECK_EQ(world_stats(&w, 0).oversize_allocations.current, 0);
     world_end(&w);
   }
-}
-
-/* The driver takes pages at once. The reader is on the device that is destroyed last. */
-TEST(destroy_waits_for_work_that_uses_the_memory)
-{
-  world w;
-  sim_options options = {.devices = 2,
-                         .virtual_memory = 1,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, NULL);
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  esper_stream other = world_stream(&w, 1);
-  void *p = world_malloc(&w, 4 * MIB, w.stream[0]);
-  world_free(&w, world_malloc(&w, 4 * MIB, other));
-  world_kernel(&w, w.stream[0], p);
-  world_read_on(&w, other, p, w.stream[0]);
-  world_use(&w, p, other, 0);
-  world_free(&w, p);
-  esper_core_destroy(w.core);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  sim_destroy(w.s);
 }
 
 /* What was freed is still read, behind flag 0 of the first device. */
@@ -154,24 +118,4 @@ TEST(cores_do_not_mix)
   CHECK_STATUS(esper_find_block(b.core, p, &info), ESPER_INVALID);
   world_end(&a);
   world_end(&b);
-}
-
-TEST(a_driver_that_goes_away_is_left_alone)
-{
-  world w;
-  world_begin(&w);
-  void *p, *q;
-  CHECK_OK(esper_malloc(w.core, 512, w.stream[0], &p));
-  CHECK_OK(esper_record_stream(w.core, p, w.stream[1]));
-  sim_fail_call(w.s, SIM_CALL_any, 1, ESPER_SHUT_DOWN);
-  CHECK_OK(esper_free(w.core, p)); /* silent */
-  uint64_t calls = sim_calls(w.s, SIM_CALL_any);
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, w.stream[0], &q), ESPER_SHUT_DOWN);
-  CHECK(!q);
-  CHECK_OK(esper_free(w.core, NULL));
-  esper_retire(w.core, 0);
-  CHECK(esper_core_is_valid(w.core));
-  esper_core_destroy(w.core);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_any), calls);
-  sim_destroy(w.s);
 }

@@ -106,24 +106,6 @@ TEST(the_base_of_a_block_is_its_classic_segment)
 
 /* ---- giving back ------------------------------------------------------------------ */
 
-/* What is held would have to wait for the whole device, which would end the capture. */
-TEST(empty_cache_is_no_error_in_a_capture)
-{
-  begin();
-  void *p = world_malloc(&w, 12 * MIB, r);
-  world_record_stream(&w, p, world_mortal(&w, 0));
-  world_free(&w, p);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  sim_capture_begin(w.s, 0, r.handle);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK(sim_capture_is_valid(w.s, 0, r.handle));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 12 * MIB);
-  sim_capture_abort(w.s, 0, r.handle);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
-  end();
-}
-
 TEST(retire_finds_out_what_is_over)
 {
   begin();

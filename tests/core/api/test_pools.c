@@ -67,23 +67,6 @@ TEST(pools_belong_to_a_device)
   end();
 }
 
-TEST(one_pool_can_be_emptied_when_nobody_refers_to_it)
-{
-  begin();
-  esper_pool *a;
-  CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
-  world_free(&w, get(a, 12 * MIB, r));
-  world_free(&w, world_malloc(&w, 14 * MIB, r));
-  CHECK_OK(esper_empty_cache(w.core, 0, a));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 26 * MIB);
-  CHECK_OK(esper_pool_release(w.core, 0, 1, 2));
-  CHECK_OK(esper_pool_empty(w.core, 0, 1, 2));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 14 * MIB);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
-  end();
-}
-
 /* The pool that is emptied, by its handle, while a free works in it. */
 static esper_pool *emptied;
 
@@ -228,23 +211,6 @@ TEST(figures_of_pools_are_of_devices_only)
 }
 
 /* ---- the default pool meanwhile ---------------------------------------------- */
-
-TEST(the_cache_of_others_stays_while_a_pool_is_allocated_to)
-{
-  begin();
-  world_free(&w, world_malloc(&w, 12 * MIB, r));
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  world_free(&w, world_malloc(&w, 16 * MIB, r));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 28 * MIB);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 16 * MIB);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-  end();
-}
 
 static void begin_pool_once(void *context, sim_call call, int device, void *object)
 {

@@ -1,6 +1,4 @@
 /* Snapshots of memory, and who may watch. */
-#include <pthread.h>
-#include <stdbool.h>
 
 #include "core/base/types.h"
 #include "one_world.h"
@@ -107,31 +105,6 @@ TEST(a_snapshot_shows_segments_and_blocks_by_address)
   end();
 }
 
-/* In a mapped segment, addresses without memory belong to nobody. */
-TEST(each_stretch_with_memory_is_a_segment_of_its_own)
-{
-  begin_with((sim_options){.virtual_memory = 1, .completion = SIM_AT_ONCE});
-  char *p[3];
-  for (int i = 0; i < 3; i++)
-    p[i] = world_malloc(&w, 4 * MIB, r);
-  take(0);
-  CHECK_EQ(snapshot.segment_count, 1);
-  uint64_t birth = snapshot.segments[0].birth;
-  CHECK_EQ(snapshot.segments[0].size, 12 * MIB);
-  world_free(&w, p[1]);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  take(0);
-  CHECK_EQ(snapshot.segment_count, 2);
-  CHECK_EQ(snapshot.block_count, 2);
-  for (int i = 0; i < 2; i++) {
-    const esper_segment_entry *segment = &snapshot.segments[i];
-    CHECK(segment->address == (uintptr_t)p[2 * i] && segment->mapped);
-    CHECK_EQ(segment->size, 4 * MIB);
-    CHECK_EQ(segment->birth, birth); /* one segment after all */
-  }
-  end_with_snapshot();
-}
-
 /* ---- uses --------------------------------------------------------------------------- */
 
 TEST(uses_tell_their_kind)
@@ -220,33 +193,4 @@ TEST(without_host_memory_there_is_no_snapshot)
   take(-1);
   CHECK_EQ(snapshot.segment_count, 2);
   end_with_snapshot();
-}
-
-/* ---- the watcher -------------------------------------------------------------------- */
-
-static void hear(void *context, const esper_trace_entry *entry)
-{
-  CHECK(entry->device == 0 && context == &w);
-}
-
-static void *watch_and_stop(void *unused)
-{
-  (void)unused;
-  for (int i = 0; i < 300; i++)
-    esper_trace_watch(w.core, i % 3 ? hear : NULL, &w);
-  return NULL;
-}
-
-TEST(anybody_may_watch_at_any_time)
-{
-  world_begin(&w);
-  pthread_t threads[2];
-  for (int i = 0; i < 2; i++)
-    CHECK(!pthread_create(&threads[i], NULL, watch_and_stop, NULL));
-  for (int i = 0; i < 2000; i++)
-    world_free(&w, world_malloc(&w, 4096, w.stream[0]));
-  for (int i = 0; i < 2; i++)
-    pthread_join(threads[i], NULL);
-  esper_trace_watch(w.core, NULL, NULL);
-  world_end(&w);
 }

@@ -101,44 +101,6 @@ TEST(peaks_and_totals_are_reset)
   end();
 }
 
-/* Of memory that s lent to r: t reads it, which ends before r and o have finished. */
-static void *lend_and_mark(void)
-{
-  begin();
-  esper_stream o = w.stream[3];
-  void *x = world_malloc(&w, 9 * MIB, s);
-  world_malloc(&w, 9 * MIB, s);
-  world_free(&w, x);
-  sim_run_all(w.s);
-  world_note_all(&w);
-  CHECK(world_malloc(&w, 9 * MIB, r) == x);
-  world_kernel(&w, r, x);
-  world_read_on(&w, t, x, r);
-  world_use(&w, x, t, 0);
-  world_kernel(&w, o, world_malloc(&w, 512, o));
-  return x;
-}
-
-static void check_active_mib(int64_t mib)
-{
-  CHECK(esper_core_is_valid(w.core));
-  CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_LARGE].current, mib * MIB);
-}
-
-TEST(a_lent_block_is_active_until_its_marked_uses_are_over)
-{
-  void *x = lend_and_mark();
-  world_free(&w, x);
-  check_active_mib(18);
-  world_run(&w, r);
-  world_run(&w, w.stream[2]);
-  esper_retire(w.core, 0);
-  check_active_mib(9);
-  CHECK(sim_pending_all(w.s));
-  sim_run_all(w.s);
-  end();
-}
-
 /* Nobody has to ask the events first. */
 TEST(figures_count_what_is_over_as_over)
 {

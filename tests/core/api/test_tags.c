@@ -53,24 +53,6 @@ TEST(free_memory_serves_its_own_tag)
   end();
 }
 
-TEST(free_memory_of_another_stream_is_lent_within_a_tag)
-{
-  begin_at_once(256);
-  CHECK_OK(esper_tag_push("weights"));
-  void *p = world_malloc(&w, 1024, r);
-  world_malloc(&w, 1024, r); /* so that the page does not move */
-  CHECK_OK(esper_tag_pop());
-  world_free(&w, p);
-  world_check(&w); /* empties the block caches */
-  world_malloc(&w, 1024, s);
-  CHECK_EQ(world_counters(&w, 0).loans, 0);
-  CHECK_OK(esper_tag_push("weights"));
-  CHECK(world_malloc(&w, 1024, s) == p);
-  CHECK_OK(esper_tag_pop());
-  CHECK_EQ(world_counters(&w, 0).loans, 1);
-  end();
-}
-
 TEST(whole_pages_move_between_tags)
 {
   begin_at_once(64);
@@ -79,19 +61,6 @@ TEST(whole_pages_move_between_tags)
   CHECK(get_as("kv", 40, r)); /* more than is left */
   CHECK(world_counters(&w, 0).pages_moved > 0);
   world_check(&w);
-  end();
-}
-
-TEST(classic_segments_have_one_tag)
-{
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-  void *p = get_as("weights", 30, r);
-  world_free(&w, p);
-  CHECK(get(30, r) != p);
-  CHECK(get_as("weights", 30, r) == p);
   end();
 }
 
@@ -113,27 +82,10 @@ TEST(figures_are_by_tag)
   CHECK_EQ(tags[0].allocated, 4 * MIB);
   CHECK_EQ(tags[1].allocated, 20 * MIB);
   CHECK_EQ(tags[1].reserved, 40 * MIB);
-  CHECK_EQ(tags[0].reserved + tags[1].reserved, reserved() * (int64_t)MIB);
+  CHECK_EQ(tags[0].reserved + tags[1].reserved, reserved_mib() * (int64_t)MIB);
   free(tags);
   CHECK_STATUS(esper_get_tag_stats(w.core, 7, &tags, &count), ESPER_INVALID);
   CHECK(!tags && !count);
-  end();
-}
-
-TEST(a_captures_memory_has_the_tag)
-{
-  begin();
-  CHECK_OK(esper_tag_push("kv"));
-  sim_capture_begin(w.s, 0, r.handle);
-  void *p = get(4, r);
-  world_kernel(&w, r, p);
-  CHECK_OK(esper_tag_pop());
-  void *q = get(4, r);
-  world_kernel(&w, r, q);
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(graph && !strcmp(tag_of(p), "kv") && !strcmp(tag_of(q), ""));
-  sim_graph_destroy(w.s, graph);
-  world_check(&w);
   end();
 }
 

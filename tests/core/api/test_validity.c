@@ -47,31 +47,6 @@ static void end(void)
     CHECK(esper_core_is_valid(w.core));  \
   } while (0)
 
-/* The check itself closes the caches, and what is counted there is no mistake. */
-TEST(it_may_be_called_at_any_time)
-{
-  begin();
-  for (int i = 0; i < 100; i++) {
-    void *p = world_malloc(&w, (size_t)(i % 7 + 1) * 4096, i % 2 ? r : s);
-    CHECK(esper_core_is_valid(w.core));
-    world_free(&w, p);
-    CHECK(esper_core_is_valid(w.core));
-  }
-  end();
-}
-
-TEST(figures_that_are_not_those_of_the_blocks_are_noticed)
-{
-  begin();
-  esper_stats *stats = &device->stats;
-  CHECK_NOTICED(stats->segment[ESPER_ALL].current);
-  CHECK_NOTICED(stats->reserved_bytes[ESPER_ALL].current);
-  CHECK_NOTICED(stats->allocated_bytes[ESPER_ALL].current);
-  CHECK_NOTICED(stats->active_bytes[ESPER_ALL].current);
-  CHECK_NOTICED(stats->inactive_split_bytes[ESPER_ALL].current);
-  end();
-}
-
 TEST(a_pools_figures_that_are_not_those_of_its_segments_are_noticed)
 {
   begin();

@@ -107,15 +107,6 @@ TEST(a_free_without_order_is_found_when_memory_is_touched_that_may_be_the_same)
   end();
 }
 
-TEST(no_memory_has_to_follow)
-{
-  begin_read();
-  audit_freed(a, X, 3);
-  audit_judge_rest(a);
-  CHECK(!only(AUDIT_FREED_IN_USE)->has_later);
-  end();
-}
-
 /* A loop ends before its last free is ordered, as all others were. */
 TEST(the_last_free_of_a_loop_is_like_those_before)
 {
@@ -133,32 +124,6 @@ TEST(the_last_free_of_a_loop_is_like_those_before)
     } else {
       check_silent();
     }
-    end();
-  }
-}
-
-TEST(order_may_come_after_the_free_but_before_the_next_work)
-{
-  begin_read();
-  audit_freed(a, X, 3);
-  allocate(Y, MAIN, 4);
-  wait_for(MAIN, SIDE);
-  write_by(Y, MAIN, 5);
-  check_silent();
-  end();
-}
-
-TEST(a_wait_for_one_of_two_streams_helps_that_one_only)
-{
-  for (int waited = 0; waited < 2; waited++) {
-    begin_read();
-    wait_for(THIRD, MAIN);
-    read_by(X, THIRD, 2); /* at the same line */
-    audit_freed(a, X, 3);
-    allocate(Y, MAIN, 4);
-    wait_for(MAIN, waited ? THIRD : SIDE);
-    write_by(Y, MAIN, 5);
-    CHECK_EQ(only(AUDIT_FREED_IN_USE)->earlier.stream.handle, waited ? SIDE : THIRD);
     end();
   }
 }
@@ -254,17 +219,6 @@ TEST(memory_that_is_held_for_all_streams_is_safe)
   end();
 }
 
-TEST(of_accesses_in_order_the_last_is_named)
-{
-  begin_read();
-  wait_for(THIRD, SIDE);
-  read_by(X, THIRD, 3);
-  audit_freed(a, X, 4);
-  audit_judge_rest(a);
-  CHECK_EQ(only(AUDIT_FREED_IN_USE)->earlier.place.site, 3);
-  end();
-}
-
 TEST(each_of_two_streams_is_named)
 {
   begin_read();
@@ -322,55 +276,11 @@ TEST(a_read_before_the_producer_is_found)
   end();
 }
 
-TEST(memory_that_was_only_allocated_is_not_another_streams_yet)
-{
-  begin();
-  allocate(X, MAIN, 1);
-  write_by(X, SIDE, 2);
-  CHECK(only(AUDIT_WRITE_EARLY)->earlier.is_allocation);
-  end();
-}
-
-TEST(a_write_before_the_readers_are_done_is_found)
-{
-  begin_read();
-  write_by(X, MAIN, 3);
-  CHECK_EQ(only(AUDIT_WRITE_EARLY)->earlier.place.site, 2);
-  end();
-}
-
 TEST(reads_need_no_order)
 {
   begin_read();
   read_by(X, MAIN, 3);
   CHECK_EQ(audit_finding_count(a), 0);
-  end();
-}
-
-TEST(pieces_of_a_block_are_apart)
-{
-  begin();
-  allocate(X, MAIN, 1);
-  wait_for(SIDE, MAIN);
-  touch_part(X, 0, SIZE / 2, MAIN, 1, 2);
-  touch_part(X, SIZE / 2, SIZE / 2, SIDE, 1, 3);
-  CHECK_EQ(audit_finding_count(a), 0);
-  touch_part(X, SIZE / 2 - 1, 2, MAIN, 0, 4);
-  CHECK_EQ(only(AUDIT_READ_EARLY)->earlier.place.site, 3);
-  end();
-}
-
-TEST(an_event_that_is_recorded_again_is_another_one)
-{
-  begin();
-  allocate(X, MAIN, 1);
-  audit_record(a, 5, on(MAIN));
-  audit_record(a, 5, on(THIRD));
-  audit_wait(a, on(SIDE), 5);
-  audit_event_destroyed(a, 5);
-  audit_wait(a, on(SIDE), 5);
-  read_by(X, SIDE, 2);
-  only(AUDIT_READ_EARLY);
   end();
 }
 
@@ -404,99 +314,6 @@ TEST(what_a_missing_wait_would_have_ordered_has_that_cause)
   check_cause(0, 0, 1);
   check_cause(1, 0, 0);
   check_cause(2, 0, 0);
-  end();
-}
-
-TEST(what_is_enqueued_after_a_missing_wait_has_another_cause)
-{
-  begin_two_reads();
-  write_by(Y, MAIN, 6);
-  read_by(Y, SIDE, 5);
-  read_by(X, THIRD, 7); /* another stream */
-  CHECK_EQ(audit_finding_count(a), 3);
-  for (size_t i = 0; i < 3; i++)
-    check_cause(i, i, 1);
-  end();
-}
-
-TEST(a_missing_wait_says_nothing_of_what_a_stream_did_before_it)
-{
-  begin();
-  allocate(X, MAIN, 1);
-  write_by(X, MAIN, 2);
-  audit_record(a, 5, on(SIDE));
-  read_by(X, SIDE, 4);
-  audit_wait(a, on(THIRD), 5);
-  read_by(X, THIRD, 6);
-  CHECK_EQ(audit_finding_count(a), 2);
-  check_cause(1, 1, 1);
-  end();
-}
-
-TEST(a_finding_that_comes_without_its_cause_stands_alone)
-{
-  begin_two_reads();
-  read_by(Y, SIDE, 5);
-  check_cause(1, 0, 0);
-  wait_for(MAIN, SIDE);
-  write_by(Y, MAIN, 3);
-  read_by(Y, SIDE, 5);
-  CHECK_EQ(audit_finding_count(a), 2);
-  check_cause(1, 0, 1);
-  /* In a loop each turn lacks the wait again. */
-  wait_for(MAIN, SIDE);
-  write_by(X, MAIN, 2);
-  write_by(Y, MAIN, 7);
-  read_by(X, SIDE, 4);
-  read_by(Y, SIDE, 5);
-  CHECK_EQ(audit_finding_count(a), 3);
-  check_cause(2, 0, 0);
-  end();
-}
-
-TEST(of_several_uses_the_one_without_a_known_cause_is_named)
-{
-  begin_two_reads();
-  wait_for(THIRD, MAIN);
-  read_by(Y, THIRD, 6);
-  write_by(Y, SIDE, 7); /* not ordered after MAIN either, which the first cause explains */
-  CHECK_EQ(audit_finding_count(a), 2);
-  CHECK_EQ(audit_finding_at(a, 1)->earlier.place.site, 6);
-  check_cause(1, 1, 1);
-  end();
-}
-
-TEST(frees_and_early_writes_may_lack_the_same_wait)
-{
-  begin_read();
-  allocate(Y, MAIN, 1);
-  wait_for(SIDE, MAIN);
-  read_by(Y, SIDE, 2);
-  audit_freed(a, X, 3);
-  allocate(X, MAIN, 4);
-  write_by(X, MAIN, 5);
-  write_by(Y, MAIN, 6);
-  CHECK_EQ(audit_finding_count(a), 2);
-  CHECK_EQ(audit_finding_at(a, 0)->kind, AUDIT_FREED_IN_USE);
-  CHECK_EQ(audit_finding_at(a, 1)->kind, AUDIT_WRITE_EARLY);
-  check_cause(1, 0, 0);
-  end();
-}
-
-TEST(a_cause_in_a_capture_explains_nothing_in_the_next_one)
-{
-  begin();
-  for (int i = 0; i < 2; i++) {
-    audit_capture_began(a, on(MAIN));
-    wait_for(SIDE, MAIN);
-    allocate(X, MAIN, 1);
-    write_by(X, MAIN, 2);
-    read_by(X, SIDE, 3 + (uint32_t)i);
-    audit_capture_ended(a, on(MAIN), 0);
-    audit_freed(a, X, 9);
-  }
-  CHECK_EQ(audit_finding_count(a), 2);
-  check_cause(1, 1, 1);
   end();
 }
 
@@ -616,27 +433,6 @@ TEST(a_view_of_another_graphs_output_at_the_same_address_is_not_stale)
   end();
 }
 
-TEST(branches_of_a_capture_are_ordered_by_its_events)
-{
-  for (int joined = 0; joined < 2; joined++) {
-    begin();
-    audit_capture_began(a, on(MAIN));
-    allocate(X, MAIN, 1);
-    wait_for(SIDE, MAIN); /* joins */
-    write_by(X, SIDE, 2);
-    if (joined)
-      wait_for(MAIN, SIDE);
-    read_by(X, MAIN, 3);
-    CHECK_EQ(audit_finding_count(a), !joined);
-    audit_capture_ended(a, on(MAIN), 77);
-    /* Outside they are two streams again, of which a capture says nothing. */
-    allocate(Y, MAIN, 4);
-    write_by(Y, SIDE, 5);
-    CHECK_EQ(audit_finding_count(a), 1 + !joined);
-    end();
-  }
-}
-
 TEST(memory_freed_inside_a_capture_may_serve_its_other_branch)
 {
   begin();
@@ -649,20 +445,6 @@ TEST(memory_freed_inside_a_capture_may_serve_its_other_branch)
   write_by(Y, MAIN, 5);
   CHECK_EQ(only(AUDIT_FREED_IN_USE)->freed, 3);
   audit_capture_ended(a, on(MAIN), 0);
-  end();
-}
-
-TEST(a_capture_that_is_discarded_leaves_nothing)
-{
-  begin();
-  audit_capture_began(a, on(MAIN));
-  allocate(X, MAIN, 1);
-  wait_for(SIDE, MAIN);
-  read_by(X, SIDE, 2);
-  audit_capture_ended(a, on(MAIN), 0);
-  audit_freed(a, X, 3);
-  audit_replayed(a, 77, on(MAIN), (audit_place){0, 0, 0});
-  check_silent();
   end();
 }
 

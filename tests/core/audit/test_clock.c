@@ -27,20 +27,6 @@ TEST(joining_takes_the_later_of_each)
   clock_clear(&other);
 }
 
-TEST(a_copy_stays_as_it_was)
-{
-  clock_vector clock = {0};
-  CHECK(clock_raise(&clock, 1, 1));
-  clock_copy *copy = clock_copy_make(&clock);
-  CHECK(copy && clock_raise(&clock, 1, 2));
-  CHECK_EQ(clock_get(&copy->clock, 1), 1);
-  copy->references++;
-  clock_copy_drop(copy);
-  CHECK_EQ(clock_get(&copy->clock, 1), 1);
-  clock_copy_drop(copy);
-  clock_clear(&clock);
-}
-
 TEST(without_host_memory_nothing_changes)
 {
   clock_vector clock = {0};

@@ -74,13 +74,6 @@ static void start(asker *a, size_t size)
     sched_yield(); /* it is likely to wait at the latch by then */
 }
 
-static void join_and_free(asker *a)
-{
-  pthread_join(a->thread, NULL);
-  CHECK(a->got);
-  CHECK_OK(esper_free(w.core, a->got));
-}
-
 static void pause(void)
 {
   lock(&w.core->devices[0].lock);
@@ -111,85 +104,6 @@ TEST(mallocs_that_wait_at_a_latch_are_served_when_it_opens)
   CHECK_OK(esper_free(w.core, a.got));
   CHECK_OK(esper_free(w.core, b.got));
   CHECK_EQ(count_of_blocks().allocated, 3);
-  CHECK_EQ(count_of_blocks().current, 0);
-  end();
-}
-
-TEST(pauses_may_be_nested)
-{
-  begin();
-  pause();
-  pause();
-  resume();
-  CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
-  resume();
-  CHECK_EQ(atomic_load(&cache->latch), LATCH_OPEN);
-  end();
-}
-
-TEST(a_cache_that_is_closed_while_it_is_paused_stays_closed)
-{
-  begin();
-  device_t *device = &w.core->devices[0];
-  lock(&device->lock);
-  cache_pause(cache);
-  caches_close(device);
-  CHECK(!cache->filled);
-  cache_resume(cache);
-  CHECK_EQ(atomic_load(&cache->latch), LATCH_CLOSED);
-  unlock(&device->lock);
-  end();
-}
-
-TEST(a_cache_that_is_opened_while_it_is_paused_opens_when_it_resumes)
-{
-  begin();
-  device_t *device = &w.core->devices[0];
-  lock(&device->lock);
-  caches_close(device);
-  caches_pause(device);
-  cache_open(
-      pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0, TAG_NONE));
-  CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
-  caches_resume(device);
-  CHECK_EQ(atomic_load(&cache->latch), LATCH_OPEN);
-  unlock(&device->lock);
-  end();
-}
-
-TEST(a_malloc_that_waits_at_a_latch_that_closes_asks_under_the_lock)
-{
-  begin();
-  asker a;
-  device_t *device = &w.core->devices[0];
-  pause();
-  start(&a, SIZE);
-  lock(&device->lock);
-  caches_close(device);
-  CHECK_EQ(atomic_load(&cache->latch), LATCH_CLOSED);
-  cache_resume(cache);
-  unlock(&device->lock);
-  join_and_free(&a);
-  CHECK_EQ(count_of_blocks().current, 0);
-  end();
-}
-
-/* One visit tells the cache that it has to be emptied: nobody opens it in between. */
-TEST(a_miss_closes_the_latch_on_its_way)
-{
-  begin();
-  void *p;
-  device_t *device = &w.core->devices[0];
-  cache_attempt_t attempt;
-  CHECK(!cache_malloc(w.core, r, 2 * SIZE, &attempt, &p));
-  CHECK(attempt.missed && cache->state == CACHE_OPEN);
-  CHECK_EQ(atomic_load(&cache->latch), LATCH_CLOSED);
-  lock(&device->lock);
-  cache_pause(cache); /* somebody else, who came first */
-  CHECK(cache_is_quiet(cache));
-  cache_resume(cache);
-  unlock(&device->lock);
-  world_free(&w, world_malloc(&w, SIZE, r));
   CHECK_EQ(count_of_blocks().current, 0);
   end();
 }

@@ -104,43 +104,6 @@ TEST(credit_beyond_a_peak_is_noticed)
   end();
 }
 
-static void fill(void **p, int count, esper_stream stream)
-{
-  for (int i = 0; i < count; i++)
-    p[i] = world_malloc(&w, 4 * KIB, stream);
-}
-
-static void clear(void **p, int count)
-{
-  for (int i = 0; i < count; i++)
-    world_free(&w, p[i]);
-}
-
-TEST(what_one_stream_gives_up_another_takes_and_nobody_is_stopped)
-{
-  begin();
-  void *mine[48], *others[48], *one;
-  fill(mine, 48, r); /* both have memory of their own */
-  fill(others, 48, s);
-  clear(mine, 48);
-  clear(others, 48);
-  CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  fill(mine, 48, r);
-  clear(mine, 48);
-  const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
-  int64_t before = known->allocated;
-  fill(others, 16, s);
-  CHECK_EQ(known->allocated, before); /* no shard was read */
-  fill(others + 16, 32, s);
-  CHECK_EQ(figures().allocation[ESPER_ALL].peak, 48);
-  one = world_malloc(&w, 4 * KIB, r);
-  CHECK_EQ(figures().allocation[ESPER_ALL].peak, 49);
-  world_free(&w, one);
-  clear(others, 48);
-  CHECK_EQ(figures().allocation[ESPER_ALL].current, 0);
-  end();
-}
-
 static int64_t sum_of_peaks(void)
 {
   const esper_stats *stats = &w.core->devices[0].stats;

@@ -50,24 +50,6 @@ TEST(of_each_stream_the_earliest_event_counts)
   end_made();
 }
 
-/* ---- when something is over ---------------------------------------------------- */
-
-TEST(a_cleared_index_has_no_events)
-{
-  begin_index();
-  owe(block[0], s, 0);
-  free_blocks_add(block[0]);
-  waits->unknown = true;
-  pending_index_clear(heap);
-  CHECK_EQ(waits->count, 0);
-  CHECK(!pending_index_may_be_ready(heap));
-  CHECK(!pending_index_is_valid(block[0]));
-  pending_index_add(heap, block[0]);
-  CHECK(pending_index_is_valid(block[0]));
-  CHECK_EQ(awaited(s), last(s));
-  end_made();
-}
-
 /* ---- what the index does not know ------------------------------------------------ */
 
 TEST(a_withheld_block_waits_for_the_quiesce_alone)
@@ -79,24 +61,6 @@ TEST(a_withheld_block_waits_for_the_quiesce_alone)
   CHECK_EQ(waits->count, 0);
   CHECK(!waits->unknown);
   CHECK(pending_index_is_valid(block[0]));
-  end_made();
-}
-
-/* A block that is not ready yet is noted again, with another of its uses. */
-TEST(a_block_whose_use_is_over_waits_for_its_next_one)
-{
-  begin_index();
-  owe(block[0], w.stream[2], 0);
-  owe(block[0], s, 0);
-  free_blocks_add(block[0]);
-  CHECK_EQ(waits->count, 1);
-  CHECK_EQ(awaited(s), last(s));
-  complete(s);
-  CHECK(pending_index_may_be_ready(heap));
-  CHECK(!free_blocks_promote(heap));
-  CHECK_EQ(awaited(s), 0);
-  CHECK_EQ(awaited(w.stream[2]), last(w.stream[2]));
-  CHECK(!pending_index_may_be_ready(heap));
   end_made();
 }
 

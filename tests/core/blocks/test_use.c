@@ -12,11 +12,6 @@ static void begin(void)
 {
   begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD});
 }
-
-static uint64_t records(void)
-{
-  return sim_calls(w.s, SIM_CALL_event_record);
-}
 static uint64_t uses(void)
 {
   return world_counters(&w, 0).uses_pending;
@@ -27,17 +22,6 @@ static void *block(esper_stream stream)
   void *p = world_malloc(&w, 12 * MIB, stream);
   world_kernel(&w, stream, p);
   return p;
-}
-
-TEST(on_its_own_stream_there_is_nothing_to_do)
-{
-  begin();
-  void *p = block(r);
-  world_use(&w, p, r, 0);
-  world_record_stream(&w, p, r);
-  CHECK_EQ(uses(), 0);
-  CHECK_EQ(records(), 0);
-  end();
 }
 
 /* The events of many long-lived blocks go back as they complete, though nobody
@@ -88,38 +72,6 @@ TEST(another_device_can_read)
   world_run(&w, r);
   CHECK(world_malloc(&w, 12 * MIB, r) != p);
   world_run(&w, far);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
-}
-
-TEST(a_mark_that_cannot_be_recorded_holds_until_a_synchronisation)
-{
-  begin();
-  void *p = block(r);
-  world_read_on(&w, s, p, r);
-  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
-  world_use(&w, p, s, 0); /* not the caller's error */
-  world_free(&w, p);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
-  CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
-  end();
-}
-
-TEST(a_held_use_is_recorded_when_its_stream_comes_back)
-{
-  begin();
-  esper_stream mortal = world_mortal(&w, 0);
-  void *p = block(r);
-  world_record_stream(&w, p, mortal);
-  world_read_on(&w, mortal, p, r);
-  world_free(&w, p); /* the stream is not presented now */
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  world_malloc(&w, 512, mortal);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
-  CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
-  sim_run_all(w.s);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   end();
 }

@@ -3,7 +3,6 @@
 #include "device/sim/sim.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 
 #include "check.h"
 #include "device/sim/state.h"
@@ -255,21 +254,6 @@ TEST(handles_come_back_and_ids_do_not)
   end();
 }
 
-TEST(work_of_a_destroyed_stream_goes_on)
-{
-  begin();
-  void *a = stream(), *e = event();
-  sim_kernel(s, 0, a, NULL, 0, SIM_READ);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  sim_stream_destroy(s, 0, a);
-  void *b = stream();
-  CHECK(b == a);
-  CHECK_EQ(sim_pending(s, 0, b), 0);
-  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
-  CHECK_OK(d->event_synchronize(d->self, 0, e));
-  end();
-}
-
 static void *thread_id(void *id)
 {
   CHECK_OK(d->stream_id(d->self, 0, (void *)2, id));
@@ -472,32 +456,6 @@ TEST(a_device_without_virtual_memory_says_so)
 
 /* ---- captures ----------------------------------------------------------- */
 
-TEST(a_capturing_stream_runs_nothing_and_is_replayed)
-{
-  begin();
-  void *a = stream(), *p = memory(4096);
-  uint64_t capture;
-  CHECK_OK(d->stream_capture(d->self, 0, a, &capture));
-  CHECK_EQ(capture, 0);
-  uint64_t id = sim_capture_begin(s, 0, a);
-  CHECK_OK(d->stream_capture(d->self, 0, a, &capture));
-  CHECK_EQ(capture, id);
-  sim_owner_begin(s, p, 4096, 0, a);
-  kernel(a, p);
-  CHECK_EQ(sim_pending(s, 0, a), 0);
-  sim_graph *graph = sim_capture_end(s, 0, a);
-  CHECK(graph);
-  CHECK_EQ(sim_graph_nodes(graph), 1);
-  CHECK_OK(d->stream_capture(d->self, 0, a, &capture));
-  CHECK_EQ(capture, 0);
-  sim_graph_launch(s, graph, 0, a);
-  CHECK_EQ(sim_pending(s, 0, a), 1);
-  sim_graph_destroy(s, graph);
-  sim_run_all(s);
-  check_silent();
-  end();
-}
-
 TEST(events_join_streams_to_a_capture)
 {
   begin();
@@ -589,19 +547,6 @@ TEST(recording_an_event_of_the_core_in_a_capture_is_reported)
   end();
 }
 
-TEST(a_captured_device_cannot_be_synchronised)
-{
-  begin_with((sim_options){.devices = 2});
-  void *a = stream();
-  sim_capture_begin(s, 0, a);
-  CHECK_STATUS(d->device_synchronize(d->self, 0), ESPER_CAPTURING);
-  CHECK_OK(d->device_synchronize(d->self, 1));
-  CHECK(!sim_capture_is_valid(s, 0, a)); /* as CUDA does */
-  sim_capture_abort(s, 0, a);
-  CHECK_OK(d->device_synchronize(d->self, 0));
-  end();
-}
-
 TEST(a_replay_may_not_touch_what_belongs_to_others)
 {
   begin();
@@ -649,14 +594,6 @@ static void check_accepted(void *p, void *st)
   check_silent();
 }
 
-TEST(unordered_reuse_is_caught)
-{
-  begin();
-  void *a = stream(), *b = stream();
-  check_refused(used_memory(a), b);
-  end();
-}
-
 TEST(unordered_reuse_is_caught_though_it_has_run)
 {
   begin();
@@ -673,17 +610,6 @@ TEST(the_lax_oracle_believes_what_has_run)
   check_refused(p, b);
   sim_run_all(s);
   check_accepted(p, b);
-  end();
-}
-
-TEST(an_unordered_read_is_caught_as_well)
-{
-  begin();
-  void *a = stream(), *b = stream(), *p = memory(4096);
-  sim_owner_begin(s, p, 4096, 0, a);
-  sim_kernel(s, 0, b, p, 4096, SIM_READ);
-  sim_owner_end(s, p);
-  check_refused(p, a);
   end();
 }
 
@@ -725,55 +651,6 @@ TEST(a_page_is_open_to_whom_it_was_given)
   end();
 }
 
-TEST(one_unordered_byte_is_enough)
-{
-  begin();
-  void *a = stream(), *b = stream();
-  char *p = memory(1 << 20);
-  sim_owner_begin(s, p, 1 << 20, 0, a);
-  sim_kernel(s, 0, b, p + 300000, 1, SIM_READ);
-  sim_owner_end(s, p);
-  CHECK(sim_is_ordered(s, p, 300000, 0, a));
-  CHECK(!sim_is_ordered(s, p, 300001, 0, a));
-  CHECK(sim_is_ordered(s, p + 300001, (1 << 20) - 300001, 0, a));
-  end();
-}
-
-TEST(bytes_keep_their_accesses_through_split_and_merge)
-{
-  begin();
-  void *a = stream(), *b = stream(), *c = stream();
-  char *p = memory(8192);
-  sim_owner_begin(s, p, 4096, 0, a);
-  sim_owner_begin(s, p + 4096, 4096, 0, a);
-  sim_kernel(s, 0, b, p + 4096, 4096, SIM_WRITE);
-  sim_owner_end(s, p);
-  sim_owner_end(s, p + 4096);
-  sim_owner_begin(s, p, 8192, 0, a); /* merged over a pending use */
-  check_complained("is not ordered before");
-  sim_owner_begin(s, p, 4096, 0, a); /* the other part is fine */
-  check_silent();
-  sim_owner_end(s, p);
-  sim_stream_wait_stream(s, 0, a, 0, b);
-  sim_owner_begin(s, p, 8192, 0, a);
-  check_silent();
-  sim_owner_end(s, p);
-  /* Taken by a, not yet used: for c the use on b is still there. */
-  CHECK(!sim_is_ordered(s, p + 6000, 100, 0, c));
-  end();
-}
-
-TEST(an_event_recorded_too_early_orders_nothing)
-{
-  begin();
-  void *a = stream(), *b = stream(), *e = event();
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  void *p = used_memory(a);
-  CHECK_OK(d->stream_wait(d->self, 0, b, e));
-  check_refused(p, b);
-  end();
-}
-
 TEST(a_wait_enqueued_too_late_does_not_help_the_event)
 {
   begin();
@@ -784,24 +661,6 @@ TEST(a_wait_enqueued_too_late_does_not_help_the_event)
   CHECK_OK(d->stream_wait(d->self, 0, b, e)); /* after f */
   CHECK_OK(d->stream_wait(d->self, 0, c, f));
   check_refused(p, c);
-  end();
-}
-
-TEST(a_refused_wait_and_a_failed_query_order_nothing)
-{
-  begin();
-  void *a = stream(), *b = stream(), *e = event();
-  void *p = used_memory(a);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  sim_fail_call(s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(d->stream_wait(d->self, 0, b, e), ESPER_DEVICE_ERROR);
-  check_refused(p, b);
-  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
-  check_refused(p, b);
-  sim_run_all(s);
-  sim_fail_call(s, SIM_CALL_event_query, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_DEVICE_ERROR);
-  check_refused(p, b);
   end();
 }
 
@@ -821,17 +680,6 @@ TEST(another_device_synchronised_orders_nothing)
   begin_with((sim_options){.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
   void *a = stream(), *b = stream(), *p = used_memory(a);
   CHECK_OK(d->device_synchronize(d->self, 1));
-  check_refused(p, b);
-  end();
-}
-
-TEST(a_recycled_handle_is_another_stream)
-{
-  begin();
-  void *a = stream(), *p = used_memory(a);
-  sim_stream_destroy(s, 0, a);
-  void *b = stream();
-  CHECK(b == a);
   check_refused(p, b);
   end();
 }
@@ -964,47 +812,6 @@ TEST(waits_are_transitive)
   end();
 }
 
-TEST(host_order_carries_through_events)
-{
-  begin();
-  /* The host knows of p, then enqueues on b; c waits for b. */
-  void *a = stream(), *b = stream(), *c = stream(), *e = event();
-  void *p = used_memory(a);
-  CHECK_OK(sim_stream_synchronize(s, 0, a));
-  CHECK_OK(d->event_record(d->self, 0, e, b));
-  CHECK_OK(d->stream_wait(d->self, 0, c, e));
-  check_accepted(p, c);
-  end();
-}
-
-TEST(a_slot_that_is_used_again_brings_no_old_marks)
-{
-  begin();
-  void *b = stream();
-  for (int i = 0; i < 100; i++) {
-    void *a = stream(), *p = used_memory(a);
-    check_refused(p, b);
-    sim_stream_destroy(s, 0, a);
-    CHECK_OK(d->device_synchronize(d->self, 0));
-    check_accepted(p, b);
-  }
-  end();
-}
-
-TEST(a_limited_wait_orders_if_it_succeeds)
-{
-  begin();
-  void *a = stream(), *b = stream(), *e = event(), *p = used_memory(a);
-  sim_wait_flag(s, 0, a, 0);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_STATUS(wait_a_while(e), ESPER_NOT_READY);
-  CHECK(!sim_is_ordered(s, p, 4096, 0, b));
-  sim_raise_flag_now(s, 0);
-  CHECK_OK(wait_a_while(e));
-  check_accepted(p, b);
-  end();
-}
-
 /* ---- the oracle: followers -------------------------------------------------- */
 
 /* By role: r receives memory that s still reads, and t may follow r. */
@@ -1114,19 +921,6 @@ TEST(everybody_follows_a_stream_without_work)
   end();
 }
 
-TEST(everybody_follows_a_stream_whose_work_is_known_to_be_over)
-{
-  begin_followers();
-  void *p = used_memory(s_);
-  give(r_);
-  CHECK_OK(sim_stream_synchronize(s, 0, r_));
-  gate(r_, s_);
-  check_refused_for(p, "used at once on stream");
-  CHECK_OK(sim_stream_synchronize(s, 0, s_)); /* and so is the access */
-  check_accepted(p, r_);
-  end();
-}
-
 TEST(who_waits_for_an_event_follows)
 {
   begin_followers();
@@ -1184,21 +978,6 @@ TEST(what_the_program_gives_counts_and_what_the_core_enqueues_does_not)
       check_accepted(p, r_);
     end();
   }
-}
-
-/* A stream that is being captured follows when its capture is over. */
-TEST(followers_may_be_in_a_capture_meanwhile)
-{
-  begin_followers();
-  void *p = used_memory(s_);
-  give(r_);
-  wait_for(t_, r_);
-  sim_capture_begin(s, 0, t_);
-  gate(r_, s_);
-  check_refused_for(p, name(0, t_));
-  sim_capture_abort(s, 0, t_);
-  check_refused_for(p, name(0, t_));
-  end();
 }
 
 /* ---- patterns ------------------------------------------------------------ */

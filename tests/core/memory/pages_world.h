@@ -26,11 +26,6 @@ static inline void begin(void)
   begin_with(256, NULL);
 }
 
-static inline int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
-}
-
 static inline void *get(size_t mib, esper_stream stream)
 {
   return world_malloc(&w, mib * MIB, stream);

@@ -28,7 +28,7 @@ TEST(figures_follow_the_memory)
   CHECK_EQ(seg->asleep, 20 * MIB);
   CHECK_EQ(seg->absent, 20 * MIB);
   CHECK_EQ(seg->bytes, 20 * MIB);
-  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(reserved_mib(), 0);
   CHECK(page_at(seg, (uintptr_t)p)->asleep);
   CHECK_EQ(world_counters(&w, 0).bytes_asleep, 20 * MIB);
   wake("weights");
@@ -38,7 +38,7 @@ TEST(figures_follow_the_memory)
   CHECK_EQ(world_counters(&w, 0).bytes_asleep_peak, 0);
   CHECK(!seg->asleep && !seg->absent);
   CHECK(!page_at(seg, (uintptr_t)p)->asleep);
-  CHECK_EQ(reserved(), 20);
+  CHECK_EQ(reserved_mib(), 20);
   end();
 }
 
@@ -69,30 +69,13 @@ TEST(what_is_freed_asleep_becomes_holes)
   world_check(&w);
   wake("weights");
   CHECK_EQ(state_at(p[1]), BLOCK_HOLE);
-  CHECK_EQ(reserved(), 40);
+  CHECK_EQ(reserved_mib(), 40);
   world_check(&w);
   sleep_all_of("weights");
   world_free(&w, p[0]);
   world_free(&w, p[3]);
   wake("weights");
-  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(reserved_mib(), 0);
   world_check(&w);
-  end();
-}
-
-TEST(a_peer_gets_access_to_pages_that_wake)
-{
-  sim_options options = {.devices = 2,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .capacity = 256 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  void *p = used_as("weights", 20 * MIB, r);
-  sleep_all_of("weights");
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  wake("weights");
-  CHECK(sim_may_access(w.s, 1, p, 20 * MIB));
   end();
 }

@@ -23,17 +23,6 @@ TEST(only_live_bytes_are_kept)
   end();
 }
 
-TEST(neighbours_are_copied_together)
-{
-  begin();
-  for (int i = 0; i < 8; i++)
-    used_as("weights", 64 * KIB, r);
-  sleep_all_of("weights");
-  CHECK_EQ(calls(SIM_CALL_copy_to_host), 1);
-  wake("weights");
-  end();
-}
-
 TEST(classic_segments_stay_and_are_told)
 {
   esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};
@@ -51,28 +40,6 @@ TEST(classic_segments_stay_and_are_told)
   CHECK_STATUS(esper_malloc(w.core, 512, r, &none), ESPER_ASLEEP);
   CHECK_OK(esper_tag_pop());
   wake("weights");
-  world_check(&w);
-  end();
-}
-
-TEST(shared_pages_stay_and_are_told)
-{
-  begin();
-  void *p = used_as("weights", 20 * MIB, r), *address;
-  void *q = used_as("weights", 20 * MIB, r);
-  esper_page_name *names;
-  size_t count;
-  CHECK_OK(esper_share(w.core, p, &address, &names, &count));
-  free(names);
-  esper_sleep_result result;
-  CHECK_OK(try_sleep("weights", ESPER_KEEP_HOST, &result));
-  CHECK_EQ(result.stays[ESPER_STAYS_SHARED], 20 * MIB);
-  CHECK_EQ(result.given_back, 20 * MIB);
-  world_kernel(&w, s, p);
-  CHECK_STATUS(esper_share(w.core, q, &address, &names, &count), ESPER_ASLEEP);
-  CHECK(strstr(esper_last_error(), "wake it"));
-  wake("weights");
-  world_kernel(&w, s, q);
   world_check(&w);
   end();
 }
@@ -104,30 +71,6 @@ TEST(memory_with_a_fence_stays_and_counts_as_classic)
   world_kernel(&w, r, q);
   wake("weights");
   world_kernel(&w, r, p);
-  world_check(&w);
-  end();
-}
-
-TEST(memory_of_captures_sleeps_with_all_its_bytes)
-{
-  begin();
-  CHECK_OK(esper_tag_push("rollout"));
-  sim_capture_begin(w.s, 0, r.handle);
-  void *p = world_malloc(&w, 20 * MIB, r), *q = world_malloc(&w, 20 * MIB, r);
-  world_kernel(&w, r, p);
-  world_kernel(&w, r, q);
-  world_free(&w, p); /* the graph still uses it */
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK_OK(esper_tag_pop());
-  CHECK(graph);
-  sim_graph_launch(w.s, graph, 0, r.handle);
-  esper_sleep_result result = sleep_all_of("rollout");
-  CHECK_EQ(result.kept, 40 * MIB);
-  CHECK_EQ(alive().bytes, 0);
-  wake("rollout");
-  sim_graph_launch(w.s, graph, 0, s.handle);
-  sim_run_all(w.s);
-  sim_graph_destroy(w.s, graph);
   world_check(&w);
   end();
 }

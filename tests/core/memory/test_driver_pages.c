@@ -17,33 +17,6 @@ static void begin_with_range(void)
   CHECK_OK(driver->range_reserve(driver->self, 0, PAGE * MIB, &range));
 }
 
-static sim_alive alive(void)
-{
-  sim_alive now;
-  sim_count_alive(w.s, 0, &now);
-  return now;
-}
-
-TEST(a_page_that_cannot_be_made_leaves_nothing)
-{
-  static const sim_call CALLS[] = {SIM_CALL_page_create, SIM_CALL_page_map};
-  static const esper_status ANSWERS[] = {ESPER_OUT_OF_MEMORY, ESPER_DEVICE_ERROR};
-  uint64_t page;
-  for (int c = 0; c < 2; c++)
-    for (int a = 0; a < 2; a++) {
-      begin_with_range();
-      sim_alive before = alive();
-      sim_fail_call(w.s, CALLS[c], 1, ANSWERS[a]);
-      CHECK_STATUS(driver_page_add(device, range, PAGE * MIB, &page), ANSWERS[a]);
-      CHECK(strstr(esper_last_error(), "failed as asked"));
-      CHECK_EQ(alive().pages, before.pages);
-      CHECK_EQ(alive().mappings, before.mappings);
-      CHECK(!world_has_failed(&w, 0));
-      driver_range_free(device, range, PAGE * MIB);
-      end();
-    }
-}
-
 /* Nothing that it says can be relied on (test_failure.c has what a failure is). */
 TEST(a_failed_device_is_asked_nothing)
 {

@@ -6,8 +6,6 @@
 
 #include "memory/pages_world.h"
 
-static const size_t PAGE = 2 * MIB;
-
 static void begin_fenced(size_t mib)
 {
   begin_with(mib, NULL);
@@ -33,22 +31,6 @@ static bool is_fenced(const void *p)
   return info.fenced;
 }
 
-TEST(an_allocation_ends_with_its_pages)
-{
-  begin_fenced(256);
-  static const size_t SIZES[] = {1, 512, 700, 2 * MIB - 512, 2 * MIB, 2 * MIB + 1, 20 * MIB};
-  for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++) {
-    char *p = world_malloc(&w, SIZES[i], r);
-    size_t size = world_size(&w, p);
-    CHECK(is_fenced(p));
-    CHECK_EQ(((uintptr_t)p + size) % PAGE, 0);
-    CHECK(is_mapped(p) && is_mapped(p + size - 512) && !is_mapped(p + size));
-    world_check(&w);
-  }
-  CHECK_EQ(reserved(), 2 + 2 + 2 + 2 + 2 + 4 + 20);
-  end();
-}
-
 TEST(freed_memory_is_unmapped_and_its_addresses_stay_unused)
 {
   begin_fenced(64);
@@ -62,26 +44,8 @@ TEST(freed_memory_is_unmapped_and_its_addresses_stay_unused)
     time_passes();
     CHECK(!is_mapped(seen[i]));
   }
-  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(reserved_mib(), 0);
   CHECK_EQ(esper_fence_rounds(w.core), 0);
-  world_check(&w);
-  end();
-}
-
-TEST(work_of_any_stream_keeps_the_pages)
-{
-  begin_fenced(64);
-  char *p = used(1, r), *q = used(1, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
-  world_free(&w, p);
-  world_free(&w, q);
-  CHECK(is_mapped(p) && is_mapped(q));
-  world_run(&w, r);
-  world_free(&w, get(1, r));
-  CHECK(is_mapped(p) && is_mapped(q)); /* s may use q as well: nobody has said that it does not */
-  time_passes();
-  CHECK(!is_mapped(p) && !is_mapped(q));
   world_check(&w);
   end();
 }
@@ -185,44 +149,6 @@ TEST(addresses_come_round_the_oldest_first)
   end();
 }
 
-/* What each malloc and free looks at, with `count` freed blocks that cannot go yet. */
-static void look_beside(int count)
-{
-  void *q = get(1, r);
-  uint64_t before = w.core->devices[0].fences.looked_at;
-  for (int i = 0; i < 50; i++) {
-    world_free(&w, q);
-    q = get(1, r);
-  }
-  CHECK(w.core->devices[0].fences.looked_at - before < 100 * 200 && count > 200);
-}
-
-TEST(many_freed_blocks_do_not_make_a_malloc_slow)
-{
-  enum { COUNT = 1000 };
-  static void *p[COUNT];
-  begin_fenced(8192);
-  for (int marked = 0; marked < 2; marked++) {
-    for (int i = 0; i < COUNT; i++) {
-      p[i] = used(1, r);
-      if (marked) {
-        world_read_on(&w, s, p[i], r);
-        world_use(&w, p[i], s, 0);
-      }
-    }
-    for (int i = 0; i < COUNT; i++)
-      world_free(&w, p[i]);
-    if (marked)
-      world_run(&w, r); /* and s is behind */
-    look_beside(COUNT);
-    CHECK(is_mapped(p[0]) && is_mapped(p[COUNT - 1]));
-    time_passes();
-    CHECK(!is_mapped(p[0]) && !is_mapped(p[COUNT - 1]));
-  }
-  world_check(&w);
-  end();
-}
-
 /* Live memory lies so far apart that nothing large fits between it. */
 TEST(without_addresses_the_message_says_so)
 {
@@ -244,20 +170,6 @@ TEST(without_addresses_the_message_says_so)
   CHECK_EQ(failure.addresses_missing, 32 * MIB);
   CHECK_STATUS(esper_malloc(w.core, 60 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
   CHECK(strstr(esper_last_error(), "out of memory on device 0"));
-  end();
-}
-
-TEST(a_request_without_memory_uses_no_addresses_up)
-{
-  begin_fenced(8);
-  get(1, r);
-  uint64_t ranges = calls(SIM_CALL_range_reserve);
-  void *p;
-  for (int i = 0; i < 1000; i++)
-    CHECK_STATUS(esper_malloc(w.core, 16 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-  CHECK_EQ(calls(SIM_CALL_range_reserve), ranges);
-  CHECK_EQ(esper_fence_rounds(w.core), 0);
-  world_check(&w);
   end();
 }
 

@@ -6,34 +6,6 @@
 
 /* ---- pages go back --------------------------------------------------------- */
 
-TEST(empty_cache_unmaps_the_pages_between)
-{
-  begin();
-  comb(20, 5, r);
-  CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 1);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 40);
-  esper_stats stats = world_stats(&w, 0);
-  CHECK_EQ(stats.segment[ESPER_ALL].current, 2); /* stretches */
-  CHECK_EQ(stats.reserved_bytes[ESPER_LARGE].freed, 60 * MIB);
-  void *p = pieces[2];
-  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID); /* a hole */
-  size_t marked;
-  const void *inside = (char *)p + 512;
-  CHECK_OK(esper_record_use(w.core, &inside, 1, s, 0, &marked));
-  CHECK_EQ(marked, 0);
-  esper_block_info info;
-  CHECK_STATUS(esper_find_block(w.core, inside, &info), ESPER_INVALID);
-  world_free(&w, pieces[1]);
-  world_free(&w, pieces[3]);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-  sim_alive alive;
-  sim_count_alive(w.s, 0, &alive);
-  CHECK_EQ(alive.pages + alive.mappings + alive.ranges, 0);
-  end();
-}
-
 TEST(the_base_of_a_block_is_its_stretch)
 {
   begin();
@@ -61,11 +33,11 @@ TEST(a_hole_between_free_blocks_is_filled_alone)
   void *a = get(20, r), *b = get(20, r), *c = get(20, r), *stays = get(20, r);
   world_free(&w, b);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 60);
+  CHECK_EQ(reserved_mib(), 60);
   world_free(&w, a);
   world_free(&w, c);
   CHECK(get(60, r) == a);
-  CHECK_EQ(reserved(), 80);
+  CHECK_EQ(reserved_mib(), 80);
   world_free(&w, stays);
   end();
 }
@@ -85,7 +57,7 @@ TEST(stretches_on_the_way_are_no_peak)
   world_free(&w, p[0]);
   world_free(&w, p[4]);
   CHECK(get(40, r) == p[0]);
-  CHECK_EQ(reserved(), 100);
+  CHECK_EQ(reserved_mib(), 100);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].peak, 2);
   end();
@@ -100,7 +72,7 @@ TEST(whole_stretches_go_back_first)
   world_free(&w, get(20, s));
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 40);
+  CHECK_EQ(reserved_mib(), 40);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].peak, 2);
   end();
@@ -124,14 +96,14 @@ TEST(what_was_taken_meanwhile_stays)
   sim_before_call(w.s, SIM_CALL_page_release, take_meanwhile, NULL);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   sim_before_call(w.s, SIM_CALL_page_release, NULL, NULL);
-  CHECK_EQ(reserved(), 80 + 40);
+  CHECK_EQ(reserved_mib(), 80 + 40);
   for (int i = 0; i < 2; i++) {
     world_kernel(&w, r, taken[i]);
     world_free(&w, taken[i]);
   }
   world_run(&w, r);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 80);
+  CHECK_EQ(reserved_mib(), 80);
   end();
 }
 
@@ -159,7 +131,7 @@ TEST(many_scattered_pages_go_back_in_little_time)
   double freed = cpu_seconds();
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   double released = cpu_seconds();
-  CHECK_EQ(reserved(), MANY);
+  CHECK_EQ(reserved_mib(), MANY);
   CHECK(released - freed < 5 * (got - begun));
   end();
 }
@@ -171,45 +143,5 @@ TEST(what_is_free_in_a_mapped_segment_is_no_inactive_split)
   comb(20, 4, r);
   CHECK_EQ(world_stats(&w, 0).inactive_split_bytes[ESPER_ALL].peak, 0);
   CHECK_EQ(world_stats(&w, 0).inactive_split[ESPER_ALL].allocated, 0);
-  end();
-}
-
-/* ---- a whole program ------------------------------------------------------- */
-
-/* A step whose requests come again in the next one, as in training: what it keeps of each
- * layer goes in reverse order. */
-static void same_step(void **kept, int layers)
-{
-  uint64_t x = 88172645463325252u;
-  for (int i = 0; i < layers; i++) {
-    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-    void *a = world_malloc(&w, (1 + x % 700) * 64 * KIB, r);
-    kept[i] = world_malloc(&w, (1 + x % 1013) * 128 * KIB, r);
-    world_free(&w, a);
-  }
-  for (int i = layers - 1; i >= 0; i--) {
-    void *a = world_malloc(&w, (1 + x % 900) * 128 * KIB, r);
-    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-    world_free(&w, kept[i]);
-    void *b = world_malloc(&w, (1 + x % 600) * 256 * KIB, r);
-    world_free(&w, a);
-    world_free(&w, b);
-  }
-}
-
-TEST(pages_of_a_program_that_comes_round_again_come_to_rest)
-{
-  enum { LAYERS = 120 };
-  static void *kept[LAYERS];
-  esper_config mapped = {.segments = ESPER_SEGMENTS_MAPPED};
-  begin_with(65536, &mapped);
-  for (int step = 0; step < 60; step++)
-    same_step(kept, LAYERS);
-  uint64_t moved = world_counters(&w, 0).pages_moved;
-  for (int step = 0; step < 20; step++)
-    same_step(kept, LAYERS);
-  esper_stats stats = world_stats(&w, 0);
-  CHECK_EQ(world_counters(&w, 0).pages_moved, moved);
-  CHECK(stats.reserved_bytes[ESPER_ALL].peak * 100 <= stats.active_bytes[ESPER_ALL].peak * 104);
   end();
 }

@@ -46,26 +46,6 @@ TEST(a_peer_may_access_what_is_mapped_later)
   end();
 }
 
-/* What has moved is given where it is, and not where it was. */
-TEST(stale_pages_are_left_alone)
-{
-  begin();
-  void *p[4];
-  for (int i = 0; i < 4; i++) {
-    p[i] = get(20);
-    world_kernel(&w, r, p[i]);
-  }
-  world_free(&w, p[0]);
-  world_free(&w, p[2]);
-  void *large = get(40);
-  CHECK(w.core->devices[0].stale);
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  CHECK(may(large, 1) && may(p[1], 1) && may(p[3], 1));
-  CHECK(!sim_may_access(w.s, 1, p[0], 20 * MIB));
-  CHECK(!sim_may_access(w.s, 1, p[2], 20 * MIB));
-  end();
-}
-
 TEST(access_goes_one_way)
 {
   begin();
@@ -162,56 +142,6 @@ static void start(void *context, sim_call call, int device, void *object)
     return;
   CHECK(!pthread_create(&other, NULL, context == (void *)1 ? grow : add, NULL));
   usleep(50000);
-}
-
-TEST(what_is_mapped_while_a_peer_is_added_has_it)
-{
-  begin();
-  void *p = get(30);
-  started = 0;
-  sim_before_call(w.s, SIM_CALL_page_access, start, (void *)1);
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  pthread_join(other, NULL);
-  CHECK(may(p, 1) && may(second, 1));
-  CHECK_OK(esper_free(w.core, second));
-  end();
-}
-
-TEST(a_peer_that_is_added_while_pages_are_mapped_has_them)
-{
-  for (int after = 0; after < 2; after++) {
-    begin();
-    void *p = get(30);
-    started = 0;
-    (after ? sim_after_call : sim_before_call)(w.s, SIM_CALL_page_map, start, NULL);
-    void *q = get(60);
-    pthread_join(other, NULL);
-    CHECK(may(p, 1) && may(q, 1));
-    end();
-  }
-}
-
-TEST(a_peer_that_is_added_while_pages_move_has_them)
-{
-  for (int call = 0; call < 2; call++) {
-    begin();
-    void *p[4];
-    for (int i = 0; i < 4; i++)
-      p[i] = get(20);
-    world_free(&w, p[0]);
-    world_free(&w, p[2]);
-    world_kernel(&w, r, p[1]);
-    world_malloc(&w, 30 * MIB, w.stream[1]); /* asks about r's work */
-    world_run(&w, r);
-    uint64_t created = calls(SIM_CALL_page_create);
-    started = 0;
-    sim_after_call(w.s, call ? SIM_CALL_page_map : SIM_CALL_page_unmap, start, NULL);
-    void *q = world_malloc(&w, 40 * MIB, w.stream[1]);
-    CHECK_EQ(calls(SIM_CALL_page_create), created);
-    pthread_join(other, NULL);
-    CHECK(may(p[1], 1) && may(p[3], 1) && may(q, 1));
-    end();
-  }
 }
 
 TEST(a_peer_that_is_added_while_pages_go_back_has_the_others)

@@ -13,11 +13,6 @@ static void begin(void)
   name_streams();
 }
 
-static int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
 TEST(empty_cache_gives_back_what_is_wholly_free)
 {
   begin();

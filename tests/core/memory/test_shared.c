@@ -228,22 +228,6 @@ TEST(what_is_not_live_can_be_unshared)
   end();
 }
 
-TEST(a_page_can_be_shared_again)
-{
-  begin();
-  void *p = get(8);
-  sent x = share(p);
-  world_free(&w, p);
-  CHECK_EQ(esper_unshare(w.core), 2);
-  CHECK(get(8) == p);
-  sent y = share(p);
-  CHECK(x.pages[0].number != y.pages[0].number);
-  open_there(&y);
-  close_there(&y);
-  free(x.pages);
-  end();
-}
-
 TEST(the_memory_outlives_the_core_that_named_it)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1};

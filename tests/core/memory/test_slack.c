@@ -19,7 +19,7 @@ static void a_page_moves_instead(void)
 {
   uint64_t moved = world_counters(&w, 0).pages_moved;
   get(22, r);
-  CHECK_EQ(reserved(), 140);
+  CHECK_EQ(reserved_mib(), 140);
   CHECK_EQ(world_counters(&w, 0).pages_moved, moved + 1);
 }
 
@@ -28,15 +28,15 @@ TEST(with_a_little_slack_nothing_moves)
   begin();
   comb_after_many_moves();
   void *last = get(22, r);
-  CHECK_EQ(reserved(), 142);
+  CHECK_EQ(reserved_mib(), 142);
   world_free(&w, last);
   last = get(24, r);
-  CHECK_EQ(reserved(), 144);
+  CHECK_EQ(reserved_mib(), 144);
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
   world_free(&w, last);
   get(26, r); /* 6 MiB would be more than a 25th of 140 */
   CHECK_EQ(world_counters(&w, 0).pages_moved, 257);
-  CHECK_EQ(reserved(), 144);
+  CHECK_EQ(reserved_mib(), 144);
   end();
 }
 
@@ -49,16 +49,6 @@ TEST(a_small_programs_slack_is_two_large_pages)
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
   get(60, r);
   CHECK(world_counters(&w, 0).pages_moved > 256);
-  end();
-}
-
-/* As after a phase that needed more, and gave nothing back. */
-TEST(what_is_reserved_beyond_the_peak_is_slack_enough)
-{
-  begin();
-  comb_after_many_moves();
-  CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  a_page_moves_instead();
   end();
 }
 
@@ -98,27 +88,11 @@ TEST(a_device_without_room_is_asked_once)
   sim_set_capacity(w.s, 0, 256 * MIB);
   core_set_pages_moved(w.core, 511);
   world_free(&w, get(62, r)); /* the 512th moves */
-  CHECK_EQ(reserved(), 140);
+  CHECK_EQ(reserved_mib(), 140);
   get(82, r);
-  CHECK_EQ(reserved(), 142);
+  CHECK_EQ(reserved_mib(), 142);
   end();
 }
-
-/* Nor is one on which a request had to wait for memory. */
-TEST(after_a_request_that_waited_there_is_no_slack)
-{
-  begin_with(160, NULL);
-  comb_after_many_moves();
-  get(100, r); /* all that is free, at its end */
-  CHECK_EQ(w.core->devices[0].slack_refused_at, 0);
-  void *none;
-  CHECK_STATUS(esper_malloc(w.core, 60 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
-  CHECK(w.core->devices[0].slack_refused_at >= 256);
-  end();
-}
-
-/* 74 blocks of 2 MiB, one page each, of which three are free; and pages have moved often.
- * A private pool's 20 MiB let the peak allow more than 148. */
 
 /* What was the peak of active memory once says nothing of what is needed now. */
 TEST(a_peak_of_long_ago_is_no_slack)
@@ -148,7 +122,7 @@ TEST(a_peak_of_long_ago_is_no_slack)
     }
     count = kept;
   }
-  CHECK(reserved() * 100 <= (int64_t)(top / MIB) * 105);
+  CHECK(reserved_mib() * 100 <= (int64_t)(top / MIB) * 105);
   end();
 }
 
@@ -164,26 +138,6 @@ TEST(an_idle_private_pool_takes_no_slack)
   comb_after_many_moves();
   get(22, r);
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
-  CHECK_EQ(reserved(), 202);
+  CHECK_EQ(reserved_mib(), 202);
   end();
-}
-
-/* It lends nothing, so what it cannot have is asked for no more often than without slack. */
-TEST(a_private_pool_has_no_second_try)
-{
-  uint64_t asked[2];
-  for (int often = 0; often < 2; often++) {
-    void *p;
-    esper_pool *pool;
-    begin_with(160, NULL);
-    get(140, r);
-    core_set_pages_moved(w.core, often ? 256 : 0);
-    CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
-    asked[often] = calls(SIM_CALL_page_create);
-    CHECK_STATUS(esper_malloc_from(w.core, pool, 60 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-    asked[often] = calls(SIM_CALL_page_create) - asked[often];
-    end();
-  }
-  CHECK(asked[0] > 0);
-  CHECK_EQ(asked[1], asked[0]);
 }

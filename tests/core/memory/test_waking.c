@@ -14,7 +14,7 @@ TEST(memory_can_be_freed_asleep_and_does_not_wake)
   size_t woken;
   CHECK_OK(esper_wake(w.core, 0, NULL, 0, &woken));
   CHECK_EQ(woken, 20 * MIB + 2 * MIB);
-  CHECK_EQ(reserved(), 22);
+  CHECK_EQ(reserved_mib(), 22);
   world_kernel(&w, s, q);
   world_kernel(&w, s, b);
   world_check(&w);

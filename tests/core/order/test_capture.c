@@ -3,45 +3,6 @@
 
 #include "captures_world.h"
 
-/* The one use of a block, as the core tells of it. */
-static esper_use_entry use_of(const void *x)
-{
-  esper_use_entry use = {0};
-  esper_snapshot snapshot;
-  CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
-  for (size_t i = 0; i < snapshot.block_count; i++)
-    if (snapshot.blocks[i].address == (uintptr_t)x) {
-      CHECK_EQ(snapshot.blocks[i].uses, 1);
-      use = snapshot.uses[snapshot.blocks[i].first_use];
-    }
-  esper_snapshot_free(&snapshot);
-  return use;
-}
-
-TEST(a_use_inside_is_shown_as_one_and_holds_nothing)
-{
-  begin();
-  void *outside = block(Y, r);
-  capture_begin();
-  void *x = block(X, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
-  esper_use_entry use = use_of(x);
-  CHECK(use.stream == s.handle && use.number == 0);
-  CHECK_EQ(use.kind, ESPER_ENTRY_CAPTURED);
-  world_free(&w, x);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
-  CHECK_EQ(world_counters(&w, 0).bytes_pending, X * MIB);
-  CHECK(block(X, r) != x);
-  world_use(&w, outside, s, 0); /* of memory that is not the capture's */
-  CHECK_EQ(use_of(outside).kind, ESPER_ENTRY_HELD);
-  world_wait(&w, r, s);
-  world_free(&w, outside);
-  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
-  capture_end();
-  end();
-}
-
 /* A capture that was invalidated runs nothing: its streams get what they may
  * have after it. Its nodes are not touched again. */
 TEST(an_invalidated_capture_counts_as_none)
@@ -65,25 +26,6 @@ TEST(an_invalidated_capture_counts_as_none)
   world_kernel(&w, r, free_before);
   world_malloc(&w, X * MIB, r);
   world_malloc(&w, X * MIB, s);
-  end();
-}
-
-TEST(an_aborted_captures_nodes_are_not_touched)
-{
-  begin();
-  capture_begin();
-  void *x = block(X, r), *y = block(Y, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
-  world_free(&w, y);
-  sim_capture_abort(w.s, 0, r.handle);
-  world_free(&w, x);
-  capture_begin();
-  world_wait(&w, s, r);
-  block(X, r);
-  block(X, s);
-  world_wait(&w, r, s);
-  capture_end();
   end();
 }
 
@@ -151,18 +93,12 @@ TEST(a_mortal_streams_free_is_its_own_affair)
   end();
 }
 
-static int any_stream(void *context, void *stream)
-{
-  (void)context, (void)stream;
-  return 1;
-}
-
 /* Captures come and go; what the core keeps of them goes with their uses. */
 TEST(captures_leave_no_metadata)
 {
   begin();
   for (int i = 0; i < 10; i++) {
-    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
     capture_begin();
     void *x = block(X, r), *y = block(Y, r);
     world_read_on(&w, s, x, r);
@@ -278,49 +214,6 @@ typedef struct joined {
   uint64_t capture;
 } joined_t;
 
-static joined_t join(void)
-{
-  joined_t j;
-  stream_t *on_r = present(r).stream, *on_s = present(s).stream, *on_t = present(t).stream;
-  j.capture = capture_begin();
-  j.of_r = capture_branch(w.core, on_r, j.capture);
-  j.of_s = capture_branch(w.core, on_s, j.capture);
-  j.of_t = capture_branch(w.core, on_t, j.capture);
-  node(r);
-  world_wait(&w, s, r);
-  world_wait(&w, t, r);
-  node(s);
-  node(t);
-  CHECK(branch_point(j.of_s, s.handle, &j.on_s));
-  CHECK(branch_point(j.of_t, t.handle, &j.on_t));
-  node(r);
-  world_wait(&w, r, s);
-  world_wait(&w, r, t);
-  return j;
-}
-
-static void part(joined_t *j)
-{
-  capture_point_drop(&j->on_s);
-  capture_point_drop(&j->on_t);
-  branch_drop(j->of_r);
-  branch_drop(j->of_s);
-  branch_drop(j->of_t);
-  sim_capture_abort(w.s, 0, r.handle);
-}
-
-TEST(a_stream_learns_from_all_its_tails)
-{
-  begin();
-  joined_t j = join();
-  CHECK(!branch_is_after(j.of_r, &j.on_s) && !branch_is_after(j.of_r, &j.on_t));
-  branch_learn(j.of_r, r.handle);
-  CHECK(branch_is_after(j.of_r, &j.on_s) && branch_is_after(j.of_r, &j.on_t));
-  CHECK(!branch_is_after(j.of_s, &j.on_t) && !branch_is_after(j.of_t, &j.on_s));
-  part(&j);
-  end();
-}
-
 /* r's own long past is not walked over again after each join: there would be no visits left for
  * t's. */
 TEST(what_was_walked_over_before_a_join_is_not_walked_over_again)
@@ -350,26 +243,6 @@ TEST(what_was_walked_over_before_a_join_is_not_walked_over_again)
   branch_drop(of_r);
   branch_drop(of_t);
   sim_capture_abort(w.s, 0, r.handle);
-  end();
-}
-
-/* Asking changes nothing: the graph is the program's. */
-TEST(learning_and_pointing_add_nothing_to_the_graph)
-{
-  begin();
-  joined_t j = join();
-  capture_point_t point;
-  void *before[16], *after[16];
-  size_t count = 16, again = 16;
-  const esper_driver *driver = sim_driver(w.s);
-  CHECK_OK(driver->capture_tails(driver->self, 0, r.handle, j.capture, before, &count));
-  CHECK_EQ(count, 3); /* its own node, and those of s and t */
-  CHECK(branch_point(j.of_r, r.handle, &point));
-  capture_point_drop(&point);
-  branch_learn(j.of_r, r.handle);
-  CHECK_OK(driver->capture_tails(driver->self, 0, r.handle, j.capture, after, &again));
-  CHECK(again == count && !memcmp(before, after, count * sizeof *before));
-  part(&j);
   end();
 }
 
@@ -405,31 +278,13 @@ TEST(from_very_many_tails_nothing_is_learned)
   end();
 }
 
-TEST(what_joined_streams_used_is_reused_before_anything_else_is_recorded)
-{
-  begin();
-  capture_begin();
-  void *x = block(X, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
-  world_read_on(&w, t, x, r);
-  world_use(&w, x, t, 0);
-  world_free(&w, x);
-  world_wait(&w, r, s);
-  CHECK(world_malloc(&w, X * MIB, r) != x);
-  world_wait(&w, r, t);
-  CHECK(block(X, r) == x);
-  capture_end();
-  end();
-}
-
 /* s has joined others when its use ends, so that its next node stands for it. The memory serves a
  * later capture. */
 static void use_after_a_join(bool until_free)
 {
   enum { LATER = 3 };
   begin();
-  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
   capture_begin();
   sim_capture_group(w.s, 0, r.handle, 7);
   void *x = block(X, r);
@@ -452,7 +307,7 @@ static void use_after_a_join(bool until_free)
   bool served = false;
   for (int i = 0; i < LATER; i++) {
     CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
-    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
     capture_begin();
     sim_capture_group(w.s, 0, r.handle, 7);
     for (int k = 0; k < 4; k++)
@@ -462,11 +317,6 @@ static void use_after_a_join(bool until_free)
   CHECK(served);
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
   end();
-}
-
-TEST(a_use_until_a_free_after_a_join_holds_its_memory_for_this_capture)
-{
-  use_after_a_join(true);
 }
 
 TEST(a_use_that_is_marked_after_a_join_holds_its_memory_for_this_capture)

@@ -26,25 +26,6 @@ TEST(a_thread_that_did_nothing_yet_is_nowhere_else)
   end();
 }
 
-/* Which capture its stream was in was not known: it is known now. */
-TEST(a_thread_in_an_unknown_capture_is_where_its_stream_is_now)
-{
-  begin();
-  stream_t *stream = present(s).stream;
-  uint64_t outer = capture_begin();
-  capture_thread_note(CAPTURE_UNKNOWN, stream);
-  CHECK(!may_be_elsewhere(outer)); /* s is in no capture */
-  world_wait(&w, s, r);
-  CHECK(!may_be_elsewhere(outer)); /* s is in this one */
-  sim_capture_abort(w.s, 0, r.handle);
-  outer = capture_begin();
-  sim_capture_begin(w.s, 0, s.handle);
-  CHECK(may_be_elsewhere(outer));
-  sim_capture_abort(w.s, 0, s.handle);
-  sim_capture_abort(w.s, 0, r.handle);
-  end();
-}
-
 /* What a thread saw of one core tells another core nothing. */
 TEST(where_a_thread_works_is_remembered_for_one_core)
 {
@@ -55,19 +36,6 @@ TEST(where_a_thread_works_is_remembered_for_one_core)
   CHECK(may_be_elsewhere(7));
   CHECK(!capture_thread_may_be_elsewhere(other, 7));
   esper_core_destroy(other);
-  end();
-}
-
-/* Whether it is captured cannot be asked later. */
-TEST(a_mortal_streams_capture_keeps_no_thread_elsewhere)
-{
-  begin();
-  esper_stream mortal = world_mortal(&w, 0);
-  uint64_t outer = capture_begin(), body = sim_capture_begin(w.s, 0, mortal.handle);
-  capture_thread_note(body, present(mortal).stream);
-  CHECK(!may_be_elsewhere(outer));
-  sim_capture_abort(w.s, 0, mortal.handle);
-  sim_capture_abort(w.s, 0, r.handle);
   end();
 }
 
@@ -101,16 +69,6 @@ static void end_without_y_again(void *y)
   world_wait(&w, r, t);
   capture_end();
   end();
-}
-
-/* The driver does not say whether the body is still being captured: it may be. */
-TEST(a_body_that_cannot_be_asked_about_is_not_taken_for_over)
-{
-  begin();
-  void *y = begin_beside_a_body();
-  block(X, s);
-  read_in_the_body_unasked(y);
-  end_without_y_again(y);
 }
 
 /* The driver does not tell in which capture the thread allocates, so the thread is refused,

@@ -63,18 +63,6 @@ TEST(a_limit_is_a_share_of_what_the_driver_says)
   end();
 }
 
-TEST(a_limit_from_before_the_first_use_holds_from_the_first_use_on)
-{
-  device_t *device;
-  void *p;
-  begin();
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
-  CHECK_OK(core_device(w.core, 0, &device));
-  CHECK_EQ(device->limit, 64 * MIB);
-  CHECK_STATUS(esper_malloc(w.core, 65 * MIB, w.stream[0], &p), ESPER_OUT_OF_MEMORY);
-  end();
-}
-
 TEST(a_limit_that_the_driver_cannot_help_with_changes_nothing)
 {
   device_t *device;

@@ -3,12 +3,6 @@
 
 #include "streams_world.h"
 
-static int by_address(const void *a, const void *b)
-{
-  const char *x = *(void *const *)a, *y = *(void *const *)b;
-  return (x > y) - (x < y);
-}
-
 TEST(an_event_that_the_driver_refuses_is_none)
 {
   begin();
@@ -23,29 +17,6 @@ TEST(an_event_that_the_driver_refuses_is_none)
   event_give(device, a);
   event_give(device, b);
   end();
-}
-
-/* All events come back at once, and there is no host memory left by then. */
-TEST(there_is_room_for_every_event_that_exists)
-{
-  enum { MANY = 300 };
-  begin();
-  void *taken[MANY], *again[MANY];
-  for (int i = 0; i < MANY; i++)
-    taken[i] = event_take(device);
-  check_limit_malloc(0);
-  for (int i = 0; i < MANY; i++)
-    event_give(device, taken[i]);
-  check_limit_malloc(-1);
-  for (int i = 0; i < MANY; i++)
-    again[i] = event_take(device);
-  CHECK_EQ(device->events_created, MANY);
-  qsort(taken, MANY, sizeof *taken, by_address);
-  qsort(again, MANY, sizeof *again, by_address);
-  CHECK(!memcmp(taken, again, sizeof taken));
-  for (int i = 0; i < MANY; i++)
-    event_give(device, again[i]);
-  end(); /* which looks for events that are left */
 }
 
 /* An event that could not be given back without host memory is not made. */

@@ -6,7 +6,7 @@
 #include "streams_world.h"
 
 /* What host_wait.h says in words, in microseconds where it is a time. */
-enum { SLICE = 10000, PATIENCE = 100, MOST = 1000, REST = 40, SECOND = 1000000 };
+enum { SLICE = 10000, PATIENCE = 100, MOST = 1000, REST = 40 };
 
 static uint64_t limited_waits(void)
 {
@@ -59,33 +59,6 @@ TEST(a_limited_wait_goes_on_while_the_event_is_on_its_way)
 }
 
 static int slices;
-static record_t *awaited;
-
-static void complete_it(void *context)
-{
-  (void)context;
-  let_it_end();
-  stream_retire(awaited->stream);
-}
-
-static void complete_in_the_third_slice(void *context, sim_call call, int of_device, void *object)
-{
-  (void)context, (void)call, (void)of_device, (void)object;
-  if (++slices == 3)
-    check_on_another_thread(complete_it, NULL);
-}
-
-TEST(what_another_thread_found_completed_ends_the_wait)
-{
-  begin();
-  slices = 0;
-  awaited = never_yet(w.stream[1]);
-  sim_after_call(w.s, SIM_CALL_event_wait, complete_in_the_third_slice, NULL);
-  CHECK_OK(record_wait_limited(awaited));
-  CHECK_EQ(limited_waits(), 3);
-  record_drop(awaited);
-  end();
-}
 
 /* ---- the limit ----------------------------------------------------------------- */
 
@@ -124,12 +97,6 @@ TEST(what_completes_on_other_streams_prolongs_the_wait)
   CHECK_EQ(slices_beside(0), PATIENCE);
   CHECK_EQ(slices_beside(1), 2 + PATIENCE);
   CHECK_EQ(slices_beside(100), 101 + PATIENCE);
-}
-
-/* It may have nothing to do with the work that is waited for. */
-TEST(what_completes_on_other_streams_prolongs_no_wait_for_ever)
-{
-  CHECK_EQ(slices_beside(MOST), MOST);
 }
 
 /* ---- after a wait in vain --------------------------------------------------------- */

@@ -49,17 +49,6 @@ TEST(retiring_gallops)
   end();
 }
 
-TEST(a_busy_stream_is_not_asked_for_ever)
-{
-  begin();
-  presented_t s = present(w.stream[0]);
-  record_t *record = stream_record(s);
-  CHECK(!stream_completes_now(s.stream, 1));
-  CHECK(queries() > 0 && queries() <= 1000);
-  record_drop(record);
-  end();
-}
-
 /* ---- probes ------------------------------------------------------------- */
 
 static uint64_t records(void)

@@ -44,11 +44,6 @@ static inline int references(uint64_t id)
   return esper_pool_use_count(w.core, 0, id, 0);
 }
 
-static inline int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
 /* A capture on r into a pool, as torch.cuda.graph makes it. */
 static inline void capture_begin(uint64_t id)
 {

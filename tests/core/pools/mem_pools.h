@@ -85,9 +85,4 @@ static inline void release(void)
   CHECK_OK(esper_pool_release(w.core, 0, 0, ID));
 }
 
-static inline int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
 #endif

@@ -29,23 +29,6 @@ TEST(memory_that_a_graph_may_touch_is_not_given_back)
   end();
 }
 
-TEST(an_output_that_outlives_its_graph_is_freed_behind_the_last_replay)
-{
-  begin();
-  capture_begin(ID);
-  void *out = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, out);
-  sim_graph *graph = capture_end(ID);
-  drop(graph, ID);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  world_read_on(&w, s, out, r); /* nobody marks it */
-  world_wait(&w, r, s);
-  world_free(&w, out);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-  end();
-}
-
 /* What a capture freed serves the next one of its pool, on any stream. */
 TEST(graphs_of_one_pool_share_memory)
 {
@@ -88,20 +71,6 @@ TEST(a_wholly_free_segment_serves_another_stream_of_the_next_capture)
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   drop(first, ID);
   drop(second, ID);
-  end();
-}
-
-/* One event for all streams does, which waits for the replays, too. */
-TEST(a_graph_that_went_costs_no_synchronisation)
-{
-  begin();
-  capture_begin(ID);
-  world_kernel(&w, r, world_malloc(&w, 512, r));
-  drop(capture_end(ID), ID);
-  uint64_t before = sim_calls(w.s, SIM_CALL_device_synchronize);
-  for (int i = 0; i < 3; i++)
-    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), before);
   end();
 }
 
@@ -170,22 +139,5 @@ TEST(a_trees_memory_waits_for_the_next_begin)
   CHECK(world_malloc(&w, 12 * MIB, r) != p);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   esper_checkpoint_free(checkpoint);
-  end();
-}
-
-/* Nor does what a graph was handed: it may be replayed on another stream. */
-TEST(what_a_graph_was_handed_waits_for_the_next_begin)
-{
-  begin();
-  capture_begin(ID);
-  void *x = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, x);
-  sim_graph *graph = capture_end(ID);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  sim_graph_launch(w.s, graph, 0, s.handle);
-  world_free(&w, x);
-  CHECK(world_malloc(&w, 12 * MIB, r) != x);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  drop(graph, ID);
   end();
 }

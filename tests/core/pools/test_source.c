@@ -30,16 +30,6 @@ TEST(segments_come_from_the_pools_allocator_and_go_back_to_it)
   CHECK_EQ(o.dropped, 1);
 }
 
-TEST(a_core_that_goes_gives_back_and_drops)
-{
-  begin(256);
-  use_own();
-  get(12 * MIB, r);
-  end();
-  CHECK_EQ(o.live, 0);
-  CHECK_EQ(o.dropped, 1);
-}
-
 TEST(a_pool_without_memory_drops_its_allocator_at_once)
 {
   begin(256);

@@ -100,11 +100,6 @@ static void stop_spinning(void)
   monotonic_skip(60 * 1000000);
 }
 
-static int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
 /* That its own device was waited for says nothing of another's streams. */
 static void let_the_pool_go(void)
 {
@@ -118,35 +113,13 @@ static void let_the_pool_go(void)
   CHECK_EQ(reserved(), 0);
 }
 
-TEST(a_pool_that_is_gone_keeps_what_another_device_reads)
-{
-  begin_with_two_devices();
-  esper_stream far = world_mortal(&w, 1);
-  esper_pool *pool;
-  void *x;
-  CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 12 * MIB, r, &x));
-  sim_owner_begin(w.s, x, 12 * MIB, 0, r.handle);
-  world_record_stream(&w, x, far);
-  world_read_on(&w, far, x, r);
-  world_free(&w, x);
-  let_the_pool_go();
-  world_end(&w);
-}
-
-static int any_stream(void *context, void *handle)
-{
-  (void)context, (void)handle;
-  return 1;
-}
-
 /* Which stream replays are on is not known: any of that device. */
 TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
 {
   begin_with_two_devices();
   esper_stream far = world_stream(&w, 1), farther = world_stream(&w, 1);
   esper_stream on = world_stream(&w, 1);
-  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, r.handle);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_read_on(&w, far, x, r);
@@ -166,70 +139,12 @@ TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
 
 /* ---- how long ----------------------------------------------------------------- */
 
-/* Another thread does what the device waits for. */
-static void let_it_end(void *context, sim_call call, int device, void *object)
-{
-  (void)context, (void)call, (void)device, (void)object;
-  sim_raise_flag_now(w.s, 0);
-}
-
-static uint64_t limited_waits(void)
-{
-  return sim_calls(w.s, SIM_CALL_event_wait);
-}
-
-TEST(a_limited_drain_gives_up_and_another_does_not)
-{
-  begin(64);
-  world_malloc(&w, 512, w.stream[0]);
-  device_t *device = &w.core->devices[0];
-  CHECK_OK(drain_device(device, DRAIN_LIMITED));
-  sim_wait_flag(w.s, 0, w.stream[1].handle, 0);
-  uint64_t before = limited_waits();
-  CHECK_STATUS(drain_device(device, DRAIN_LIMITED), ESPER_NOT_READY);
-  CHECK(limited_waits() > before);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
-  before = limited_waits();
-  CHECK_STATUS(drain_device(device, DRAIN_LIMITED | DRAIN_GENTLY), ESPER_NOT_READY);
-  CHECK(limited_waits() > before); /* a drain is asked for: it does not remember */
-  before = limited_waits();
-  sim_before_call(w.s, SIM_CALL_event_synchronize, let_it_end, NULL);
-  CHECK_OK(drain_device(device, 0));
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  CHECK_EQ(limited_waits(), before);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
-  world_end(&w);
-}
-
-/* The driver has no event for all streams, and the stream is one that cannot be asked. */
-
-/* A replay may take long, and an error would come too early. */
-TEST(what_is_waited_for_in_vain_is_waited_for_again_in_place_of_an_error)
-{
-  begin(100);
-  esper_stream o = w.stream[3];
-  void *x = world_malloc(&w, 2 * MIB, s);
-  sim_capture_begin(w.s, 0, r.handle);
-  sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
-  world_use(&w, x, r, 0);
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  world_free(&w, world_malloc(&w, 60 * MIB, s));
-  sim_wait_flag(w.s, 0, o.handle, 0);
-  sim_graph_launch(w.s, graph, 0, o.handle);
-  sim_graph_destroy(w.s, graph);
-  sim_before_call(w.s, SIM_CALL_event_synchronize, let_it_end, NULL);
-  world_malloc(&w, 70 * MIB, t);
-  CHECK(limited_waits() > 0);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 1);
-  world_end(&w);
-}
-
 /* A capture that nobody announced, on a stream that the core has not met, while a pool is open. */
 TEST(a_drain_that_cannot_tell_ends_no_capture)
 {
   begin(64);
   void *handle = sim_stream_create(w.s, 0);
-  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, handle);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK(sim_capture_is_valid(w.s, 0, handle));
@@ -281,7 +196,7 @@ static void beside_an_open_pool(int for_the_pool)
   world_free(&w, x);
   sim_run_all(w.s);
   if (for_the_pool)
-    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, any_stream, NULL));
+    CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
   world_free(&w, world_malloc(&w, 40 * MIB, for_the_pool ? s : r));
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
   CHECK_OK(esper_pool_release(w.core, 0, 7, 0));

@@ -26,11 +26,6 @@ static void *pending_by_record_stream(size_t size)
   return p;
 }
 
-static int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
-}
-
 TEST(beyond_the_allowance_the_host_waits_for_the_oldest)
 {
   for (int until_free = 0; until_free < 2; until_free++) {
@@ -116,16 +111,6 @@ TEST(a_wait_that_left_the_streams_idle_doubles_the_allowance)
   begin_holding();
   drain_by_waiting();
   CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
-  end();
-}
-
-TEST(a_wait_that_left_work_does_not)
-{
-  begin_holding();
-  for (int i = 0; i < 10; i++)
-    pending(12 * MIB);
-  CHECK(held_back() > 1);
-  CHECK_EQ(world_counters(&w, 0).allowance, 40 * MIB);
   end();
 }
 
@@ -305,43 +290,6 @@ TEST(the_embedder_gives_up_its_locks_meanwhile)
   CHECK_EQ(hooks, 2);
   CHECK_EQ(held_back(), 2);
   sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
-  end();
-}
-
-static void allocate_there(void *unused)
-{
-  (void)unused;
-  void *p;
-  CHECK_OK(esper_malloc(w.core, 12 * MIB, w.stream[5], &p));
-  CHECK_OK(esper_free(w.core, p));
-}
-
-static void others_go_on(void *context, sim_call call, int device, void *object)
-{
-  (void)context, (void)call, (void)device, (void)object;
-  sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
-  check_on_another_thread(allocate_there, NULL);
-}
-
-TEST(other_threads_go_on_meanwhile)
-{
-  begin_holding();
-  sim_before_call(w.s, SIM_CALL_event_wait, others_go_on, NULL);
-  for (int i = 0; i < 4; i++)
-    pending(12 * MIB);
-  CHECK_EQ(held_back(), 1);
-  end();
-}
-
-TEST(an_event_that_cannot_be_waited_for_lets_memory_grow)
-{
-  begin_holding();
-  for (int i = 0; i < 3; i++)
-    pending(12 * MIB);
-  sim_fail_call(w.s, SIM_CALL_event_wait, 1, ESPER_DEVICE_ERROR);
-  world_malloc(&w, 12 * MIB, r);
-  CHECK_EQ(reserved(), 48 * MIB);
-  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 0);
   end();
 }
 

@@ -22,28 +22,6 @@ TEST(what_one_writes_the_other_reads)
   end();
 }
 
-/* Pages that were free here and there come together, in order. */
-TEST(a_stitched_block_is_shared)
-{
-  begin_with(1);
-  void *p[8];
-  for (int i = 0; i < 8; i++)
-    p[i] = get(8);
-  for (int i = 0; i < 8; i += 2)
-    world_free(&w, p[i]);
-  uint64_t created = calls(SIM_CALL_page_create);
-  char *large = get(30);
-  CHECK_EQ(calls(SIM_CALL_page_create), created);
-  sent x;
-  char *q = send_there(large, &x);
-  for (size_t i = 0; i < 30 * MIB; i += 65536)
-    large[i] = (char)(i / 65536 % 249);
-  for (size_t i = 0; i < 30 * MIB; i += 65536)
-    CHECK_EQ(q[i], (char)(i / 65536 % 249));
-  close_there(&x);
-  end();
-}
-
 TEST(it_may_be_opened_more_than_once)
 {
   begin();
@@ -124,12 +102,6 @@ TEST(in_a_capture_closing_is_for_later)
   end();
 }
 
-static int any_stream(void *unused, void *stream)
-{
-  (void)unused, (void)stream;
-  return 1;
-}
-
 /* Its stream has got no memory yet, so nobody knows of it. */
 TEST(while_a_pool_is_open_closing_is_for_later)
 {
@@ -137,7 +109,7 @@ TEST(while_a_pool_is_open_closing_is_for_later)
   sent x;
   send_there(get(9), &x);
   esper_stream unmet = world_stream(&w, 0);
-  CHECK_OK(esper_pool_begin(there, 0, 9, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(there, 0, 9, 0, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, unmet.handle);
   close_there(&x);
   CHECK(sim_capture_is_valid(w.s, 0, unmet.handle));
@@ -167,20 +139,6 @@ TEST(what_was_waited_for_in_vain_is_unmapped_later)
   close_there(&y); /* and the other one */
   CHECK_EQ(calls(SIM_CALL_page_unmap), unmapped + x.count + y.count);
   CHECK_EQ(alive().ranges, 1);
-  end();
-}
-
-TEST(only_what_is_open_is_closed)
-{
-  begin();
-  sent x;
-  CHECK_STATUS(esper_close_shared(there, &w), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "no opened shared memory"));
-  send_there(get(9), &x);
-  CHECK_STATUS(esper_close_shared(w.core, x.base), ESPER_INVALID);
-  CHECK_STATUS(esper_close_shared(there, (char *)x.base + 512), ESPER_INVALID);
-  close_there(&x);
-  CHECK_STATUS(esper_close_shared(there, x.base), ESPER_INVALID);
   end();
 }
 
@@ -255,23 +213,4 @@ TEST(a_refusal_while_opening_leaves_nothing_behind)
       close_there(&x);
       end();
     }
-}
-
-/* What could not be waited for goes the next time. */
-TEST(what_is_closed_without_an_event_is_unmapped_later)
-{
-  for (uint64_t nth = 1; nth <= 2; nth++) {
-    begin();
-    sent x = share(get(12));
-    sim_alive before = alive();
-    touch(t, open_there(&x), 512);
-    sim_fail_call(w.s, SIM_CALL_event_record, nth, ESPER_DEVICE_ERROR);
-    close_there(&x);
-    sim_fail_call(w.s, SIM_CALL_event_record, 0, ESPER_OK);
-    CHECK_OK(esper_empty_cache(there, 0, NULL));
-    sim_alive after = alive();
-    before.events = after.events;
-    CHECK(!memcmp(&before, &after, sizeof before));
-    end();
-  }
 }

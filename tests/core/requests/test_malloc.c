@@ -105,65 +105,6 @@ TEST(work_that_waits_for_this_host_ends_in_an_error_of_the_host_wait)
   end();
 }
 
-/* The same with other memory that can be given back: nobody waits for ever. */
-TEST(memory_that_can_go_back_is_tried_before_a_wait_without_end)
-{
-  begin_with(26 * MIB, ESPER_ALLOWANCE_OFF);
-  void *p = block(12 * MIB, r);
-  void *unused = world_malloc(&w, 14 * MIB, t);
-  world_free(&w, unused);
-  world_note_all(&w);
-  sim_run_all(w.s);
-  world_wait(&w, s, r);
-  sim_wait_flag(w.s, 0, s.handle, 0);
-  sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ);
-  world_use(&w, p, s, 0);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 13 * MIB, r) != p);
-  sim_raise_flag_now(w.s, 0);
-  end();
-}
-
-/* On r; `pool` NULL: the default pool. */
-static void *malloc_from(esper_pool *pool, size_t size)
-{
-  if (!pool)
-    return world_malloc(&w, size, r);
-  void *p;
-  CHECK_OK(esper_malloc_from(w.core, pool, size, r, &p));
-  sim_owner_begin(w.s, p, world_size(&w, p), 0, r.handle);
-  return p;
-}
-
-/* Memory in hand, all of it pending: waited for, not given up on. */
-TEST(nothing_is_out_of_memory_with_memory_in_hand)
-{
-  for (int private_pool = 0; private_pool < 2; private_pool++) {
-    begin_with(20 * MIB, ESPER_ALLOWANCE_OFF);
-    esper_pool *pool = NULL;
-    if (private_pool)
-      CHECK_OK(esper_pool_create(w.core, 0, 0, 5, &pool));
-    void *p[3];
-    for (int i = 0; i < 3; i++) {
-      p[i] = malloc_from(pool, 6 * MIB);
-      world_kernel(&w, r, p[i]);
-      world_read_on(&w, s, p[i], r);
-      if (i == 1)
-        world_record_stream(&w, p[i], s);
-      else
-        world_use(&w, p[i], s, i ? ESPER_USE_UNTIL_FREE : 0);
-    }
-    for (int i = 0; i < 3; i++)
-      world_free(&w, p[i]);
-    world_run(&w, r);
-    world_run(&w, s);
-    void *q = malloc_from(pool, 18 * MIB);
-    CHECK(q == p[0]);
-    CHECK_EQ(world_stats(&w, 0).num_ooms, 0);
-    end();
-  }
-}
-
 TEST(with_nothing_pending_a_pair_calls_the_driver_for_the_capture_alone)
 {
   begin();

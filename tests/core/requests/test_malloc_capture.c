@@ -38,26 +38,3 @@ TEST(a_capture_survives_being_out_of_memory)
   world_malloc(&w, 40 * MIB, s); /* all of it came back */
   end();
 }
-
-TEST(a_free_inside_needs_no_host_memory)
-{
-  begin();
-  capture_begin();
-  void *x = block(X, r);
-  arena_t *uses = &w.core->devices[0].uses;
-  void *taken = NULL, *piece;
-  check_limit_malloc(0);
-  while ((piece = arena_take(uses))) {
-    *(void **)piece = taken;
-    taken = piece;
-  }
-  world_free(&w, x);
-  check_limit_malloc(-1);
-  for (; taken; taken = piece) {
-    piece = *(void **)taken;
-    arena_give(uses, taken);
-  }
-  CHECK(block(X, r) == x);
-  capture_end();
-  end();
-}

@@ -46,19 +46,6 @@ static void note_meanwhile(void *x)
   note(x, s);
 }
 
-TEST(a_note_that_says_nothing_new_takes_no_lock)
-{
-  begin();
-  void *x = world_malloc(&w, 12 * MIB, r);
-  note(x, s);
-  held = &w.core->devices[0];
-  lock(&held->lock);
-  check_on_another_thread(note_meanwhile, x); /* it ends */
-  unlock(&held->lock);
-  CHECK_EQ(uses(), 1);
-  end();
-}
-
 TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 64 * MIB};
@@ -109,20 +96,6 @@ TEST(what_a_free_block_was_is_no_note)
     CHECK_EQ(uses(), STREAMS * (i + 1));
   }
   world_check(&w);
-  end();
-}
-
-TEST(an_address_inside_and_one_outside)
-{
-  begin();
-  char *x = world_malloc(&w, 12 * MIB, r);
-  note(x + 512, s);
-  CHECK_EQ(uses(), 1);
-  note(&w, s);
-  note(NULL, s);
-  CHECK_EQ(uses(), 1);
-  const void *ptr = x;
-  CHECK_STATUS(esper_note_use(w.core, &ptr, 1, (esper_stream){.device = 7}), ESPER_INVALID);
   end();
 }
 
@@ -194,34 +167,6 @@ TEST(memory_of_an_earlier_graph_of_the_stream_needs_no_note)
 }
 
 /* ---- beginning to observe ------------------------------------------------------ */
-
-TEST(what_is_live_waits_for_streams_that_were_not_seen)
-{
-  begin();
-  esper_stream far = world_stream(&w, 1);
-  world_free(&w, world_malloc(&w, 512, far)); /* the second device is in use */
-  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 8 * MIB, r);
-  void *gone = world_malloc(&w, 4 * KIB, r);
-  world_free(&w, gone); /* in the block cache */
-  world_kernel(&w, r, x);
-  world_kernel(&w, r, y);
-  world_read_on(&w, s, x, r);
-  world_read_on(&w, far, y, r);
-  CHECK_OK(esper_note_unseen_uses(w.core));
-  CHECK_EQ(uses(), 4); /* of two blocks, on all streams of two devices */
-  CHECK(world_malloc(&w, 4 * KIB, r) == gone);
-  world_free(&w, x);
-  world_free(&w, y);
-  world_free(&w, gone);
-  CHECK(world_malloc(&w, 4 * KIB, r) == gone); /* it owes nothing */
-  CHECK(!comes_back(x, r));
-  CHECK(world_malloc(&w, 8 * MIB, r) != y);
-  world_malloc(&w, 12 * MIB, r); /* the rest of that segment */
-  sim_run_all(w.s);
-  CHECK(comes_back(x, r));
-  world_check(&w);
-  end();
-}
 
 /* It has no memory of its own, so nothing but its access says that it may be at work. */
 TEST(what_is_live_waits_for_a_peer_that_was_not_seen)

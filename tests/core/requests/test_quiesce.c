@@ -9,16 +9,10 @@
 
 enum { ID = 7 };
 
-static int any_stream(void *context, void *stream)
-{
-  (void)context, (void)stream;
-  return 1;
-}
-
 /* From here on allocations go to the pool, which is quiesced first. */
 static void open_pool(void)
 {
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_any_stream, NULL));
 }
 
 static void close_pool(void)
@@ -177,29 +171,6 @@ TEST(waits_that_fail_end_and_withhold)
   fail_to_wait_for(70, 64 + 1);
 }
 
-/* A call at work in the pool may have claimed some of its memory. */
-TEST(a_pool_that_a_call_works_in_stays_as_it_is)
-{
-  begin();
-  open_pool();
-  owe_use(X, s);
-  close_pool();
-  lock(&device()->lock);
-  pool_t *found = pool_find(device(), ID, 0);
-  pool_enter(found);
-  unlock(&device()->lock);
-  quiesce_pool(found);
-  CHECK_EQ(owing(), 1);
-  CHECK(!found->heaps->quiesced);
-  lock(&device()->lock);
-  pool_leave(found);
-  unlock(&device()->lock);
-  quiesce_pool(found);
-  CHECK_EQ(owing(), 0);
-  CHECK(found->heaps->quiesced);
-  end();
-}
-
 /* ---- captures that are over ------------------------------------------------------ */
 
 static int heaps(void)
@@ -233,24 +204,6 @@ TEST(captures_that_are_over_leave_one_heap_to_a_stream)
   void *a = block(X, r), *b = block(X, r);
   CHECK((a == x[0] && b == x[1]) || (a == x[1] && b == x[0]));
   capture_end();
-  close_pool();
-  end();
-}
-
-/* Whether it is over, nobody can ask. */
-TEST(a_capture_of_a_mortal_stream_is_not_taken_for_over)
-{
-  begin();
-  esper_stream mortal = world_mortal(&w, 0);
-  open_pool();
-  uint64_t capture = sim_capture_begin(w.s, 0, mortal.handle);
-  void *x = block(X, mortal);
-  world_free(&w, x);
-  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, mortal.handle));
-  close_pool();
-  open_pool();
-  CHECK_EQ(find(x)->segment->heap->capture, capture);
-  CHECK(block(X, r) != x);
   close_pool();
   end();
 }
@@ -290,7 +243,7 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
   r = w.stream[0];
   esper_stream far = world_stream(&w, 1), on = world_stream(&w, 1);
   world_free(&w, world_malloc(&w, 512, far));
-  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
   capture_begin();
   void *x = world_malloc(&w, X * MIB, r);
   world_read_on(&w, far, x, r);
@@ -303,7 +256,7 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
   CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
   sim_graph_launch(w.s, graph, 1, on.handle);
   sim_graph_destroy(w.s, graph);
-  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, any_stream, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
   CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
   CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
   world_malloc(&w, 512, far); /* it presents itself */
@@ -354,11 +307,6 @@ static void a_late_wait_after_the_pool_was_begun(bool in_vain)
   end();
 }
 
-TEST(beside_another_pool_a_capture_gets_nothing_that_others_may_read)
-{
-  a_late_wait_after_the_pool_was_begun(false);
-}
-
 TEST(after_a_wait_in_vain_a_capture_gets_nothing_that_others_may_read)
 {
   a_late_wait_after_the_pool_was_begun(true);
@@ -403,55 +351,6 @@ TEST(what_is_freed_after_its_stream_was_waited_for_is_withheld)
   CHECK(!to_free);
   CHECK(find(x)->withheld);
   sim_graph_destroy(w.s, graph);
-  sim_run_all(w.s);
-  end();
-}
-
-/* Of two segments of s, the one that fits better may be read by others. */
-TEST(a_capture_takes_what_owes_nothing_though_it_fits_worse)
-{
-  begin_with(NULL, 96 * MIB);
-  open_pool();
-  void *a = block(40, s), *b = block(44, s);
-  close_pool();
-  world_free(&w, b);
-  sim_run_all(w.s);
-  world_note_all(&w);
-  world_free(&w, a);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID + 1, 0, no_stream, NULL));
-  open_pool();
-  sim_capture_begin(w.s, 0, r.handle);
-  CHECK(block(38, r) == b);
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(graph);
-  sim_graph_destroy(w.s, graph);
-  sim_run_all(w.s);
-  end();
-}
-
-static void begin_a_collective(void *context, sim_call call, int on, void *object)
-{
-  (void)context, (void)call, (void)on, (void)object;
-  if (!sim_pending(w.s, 0, o.handle))
-    sim_wait_flag(w.s, 0, o.handle, 0);
-}
-
-/* Another thread gives o work that waits for this one. x is for s, which was waited for. */
-TEST(a_collective_that_begins_meanwhile_is_not_waited_for_without_end)
-{
-  begin();
-  open_pool();
-  void *x = block(X, s);
-  close_pool();
-  world_free(&w, x);
-  sim_run_all(w.s);
-  sim_before_call(w.s, SIM_CALL_event_record_all, begin_a_collective, NULL);
-  open_pool();
-  CHECK(sim_pending(w.s, 0, o.handle));
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_synchronize), 0);
-  CHECK(find(x)->state == BLOCK_READY && find(x)->stamp);
-  sim_before_call(w.s, SIM_CALL_event_record_all, NULL, NULL);
-  sim_raise_flag_now(w.s, 0);
   sim_run_all(w.s);
   end();
 }

@@ -28,11 +28,6 @@ static void set_threshold(double threshold)
   CHECK_OK(esper_configure(w.core, &config));
 }
 
-static int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
-}
-
 static void *get(size_t mib, esper_stream stream)
 {
   void *p = world_malloc(&w, mib * MIB, stream);
@@ -50,7 +45,7 @@ static void cache_three(void)
     world_free(&w, p[i]);
     world_free(&w, get(3, s));
   }
-  CHECK_EQ(reserved(), 170);
+  CHECK_EQ(reserved_mib(), 170);
 }
 
 /* The first round takes what is older than the average, of one that is very old; that is
@@ -66,9 +61,9 @@ TEST(segments_go_back_in_rounds_until_enough_is_free)
     for (int k = 0; k < (i ? 1 : 20); k++)
       world_free(&w, get(3, s));
   }
-  CHECK_EQ(reserved(), 150 + 20);
+  CHECK_EQ(reserved_mib(), 150 + 20);
   get(80, r); /* 70 MiB are too many: that of 40 goes, then that of 50 */
-  CHECK_EQ(reserved(), 60 + 20 + 80);
+  CHECK_EQ(reserved_mib(), 60 + 20 + 80);
   world_end(&w);
 }
 
@@ -81,9 +76,9 @@ TEST(a_threshold_that_is_set_later_counts_from_there)
   world_free(&w, early);
   world_free(&w, get(3, s));
   world_free(&w, late);
-  CHECK_EQ(reserved(), 50 + 60 + 20);
+  CHECK_EQ(reserved_mib(), 50 + 60 + 20);
   get(80, r); /* 30 MiB are too many: those of 60 go */
-  CHECK_EQ(reserved(), 50 + 20 + 80);
+  CHECK_EQ(reserved_mib(), 50 + 20 + 80);
   world_end(&w);
 }
 
@@ -93,11 +88,11 @@ TEST(using_a_segment_makes_it_young)
   set_threshold(0.2);
   cache_three();
   world_free(&w, get(55, r)); /* in the one of 60 */
-  CHECK_EQ(reserved(), 170);
+  CHECK_EQ(reserved_mib(), 170);
   get(80, r); /* 50 and 40 are the oldest now */
-  CHECK_EQ(reserved(), 60 + 20 + 80);
+  CHECK_EQ(reserved_mib(), 60 + 20 + 80);
   get(58, r);
-  CHECK_EQ(reserved(), 60 + 20 + 80);
+  CHECK_EQ(reserved_mib(), 60 + 20 + 80);
   world_end(&w);
 }
 
@@ -108,7 +103,7 @@ TEST(segments_go_back_early_only_with_a_limit_and_a_threshold)
     cache_three();
     set_threshold(i ? 0 : 0.01);
     get(80, r);
-    CHECK_EQ(reserved(), 250);
+    CHECK_EQ(reserved_mib(), 250);
     world_end(&w);
   }
 }
@@ -120,14 +115,14 @@ TEST(what_is_still_used_stays)
   cache_three();
   set_threshold(0.2);
   get(80, r); /* r has not begun yet */
-  CHECK_EQ(reserved(), 250);
+  CHECK_EQ(reserved_mib(), 250);
   world_run(&w, r);
   get(90, r); /* s has not */
-  CHECK_EQ(reserved(), 340);
+  CHECK_EQ(reserved_mib(), 340);
   world_run(&w, s);
   world_run(&w, r);
   world_free(&w, get(100, r)); /* that all are done with them, an event of the last time says */
-  CHECK_EQ(reserved(), 20 + 80 + 90 + 100);
+  CHECK_EQ(reserved_mib(), 20 + 80 + 90 + 100);
   world_end(&w);
 }
 
@@ -150,7 +145,7 @@ TEST(an_idle_stream_is_given_a_moment_to_answer)
   get(80, r);
   sim_before_call(w.s, SIM_CALL_event_query, NULL, NULL);
   CHECK(questions >= 20);
-  CHECK_EQ(reserved(), 20 + 80); /* nothing is cached any more */
+  CHECK_EQ(reserved_mib(), 20 + 80); /* nothing is cached any more */
   world_end(&w);
 }
 
@@ -165,9 +160,9 @@ TEST(mapped_segments_keep_theirs)
   void *classic = get(70, r);
   world_free(&w, mapped);
   world_free(&w, classic);
-  CHECK_EQ(reserved(), 130);
+  CHECK_EQ(reserved_mib(), 130);
   get(80, s);
-  CHECK_EQ(reserved(), 60 + 80);
+  CHECK_EQ(reserved_mib(), 60 + 80);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_page_unmap), 0);
   CHECK(get(60, r) == mapped);
   world_check(&w);

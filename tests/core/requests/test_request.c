@@ -40,35 +40,6 @@ TEST(a_small_cached_block_is_not_preferred_either)
   end();
 }
 
-/* Up to 511 bytes to round, and in a large block a rest of up to 256 KiB that stays: a
- * quarter of the smallest large block, 2.6% of 10 MiB. */
-TEST(a_block_has_little_more_than_was_asked_for)
-{
-  begin_as((size_t)8 << 30, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE);
-  enum { LIVE = 100, OPERATIONS = 20000 };
-  void *live[LIVE] = {NULL};
-  uint64_t state = 1;
-  size_t worst[2] = {0, 0};
-  for (int i = 0; i < OPERATIONS; i++) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    void **p = &live[(state >> 33) % LIVE];
-    if (*p)
-      world_free(&w, *p);
-    size_t base = (size_t)1 << (state >> 40) % 26, asked = base + (state >> 20) % base;
-    *p = world_malloc(&w, asked, r);
-    size_t size = world_size(&w, *p), more = size - asked;
-    CHECK(more < 512 || (asked > MIB && more < 512 + 256 * KIB));
-    if (more > worst[asked > MIB])
-      worst[asked > MIB] = more;
-  }
-  CHECK_EQ(worst[0], 511);
-  CHECK(worst[1] > 200 * KIB); /* or the bound is not tried */
-  for (int i = 0; i < LIVE; i++)
-    if (live[i])
-      world_free(&w, live[i]);
-  end();
-}
-
 /* ---- loans ---------------------------------------------------------------------- */
 
 TEST(a_wholly_free_segment_changes_its_home)
@@ -208,11 +179,6 @@ static void begin_of_1000_mib(const esper_config *config, int pages)
                          .capacity = 1000 * MIB};
   world_begin_with(&w, &options, config);
   r = w.stream[0];
-}
-
-static int64_t reserved(void)
-{
-  return world_stats(&w, 0).reserved_bytes[ESPER_ALL].current;
 }
 
 /* What pages that move cannot give. */

@@ -15,7 +15,7 @@ TEST(device_memory_goes_and_live_bytes_are_kept)
   CHECK_EQ(result.given_back, before);
   CHECK_EQ(result.kept, live);
   CHECK_EQ(alive().host_bytes, live);
-  CHECK_EQ(reserved(), 0);
+  CHECK_EQ(reserved_mib(), 0);
   CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].current, live);
   esper_tag_stats stats = stats_of("weights");
   CHECK(stats.asleep && !stats.reserved);
@@ -42,23 +42,7 @@ TEST(free_memory_goes_for_good)
   CHECK_EQ(result.kept, 20 * MIB);
   CHECK_EQ(stats_of("weights").sleeping, 20 * MIB);
   wake("weights");
-  CHECK_EQ(reserved(), 20);
-  world_check(&w);
-  end();
-}
-
-TEST(other_tags_stay_awake)
-{
-  begin();
-  void *kv = used_as("kv", 4 * MIB, r), *none = used(4, r);
-  used_as("weights", 4 * MIB, r);
-  size_t before = alive().bytes;
-  sleep_all_of("weights");
-  CHECK(alive().bytes < before && alive().bytes > 0);
-  world_kernel(&w, s, kv);
-  world_kernel(&w, s, none);
-  CHECK(get_as("kv", 20 * MIB, r) && get(20, r));
-  wake(NULL);
+  CHECK_EQ(reserved_mib(), 20);
   world_check(&w);
   end();
 }
@@ -80,24 +64,6 @@ TEST(no_memory_is_handed_out_under_a_tag_that_sleeps)
   end();
 }
 
-TEST(everything_sleeps_if_no_tag_is_named)
-{
-  begin();
-  void *p = NULL;
-  used_as("weights", 4 * MIB, r);
-  used(4, r);
-  sleep_all_of(NULL);
-  CHECK_EQ(alive().bytes, 0);
-  CHECK_STATUS(esper_malloc(w.core, 512, r, &p), ESPER_ASLEEP);
-  CHECK(strstr(esper_last_error(), "without a tag"));
-  CHECK_OK(esper_tag_push("made while all sleeps"));
-  CHECK(world_malloc(&w, 512, r));
-  CHECK_OK(esper_tag_pop());
-  wake(NULL);
-  world_check(&w);
-  end();
-}
-
 TEST(sleep_waits_for_work_on_every_stream)
 {
   begin();
@@ -111,19 +77,6 @@ TEST(sleep_waits_for_work_on_every_stream)
   esper_stream mortal = world_mortal(&w, 0);
   world_kernel(&w, mortal, p);
   sleep_all_of("weights");
-  wake("weights");
-  end();
-}
-
-TEST(without_an_event_for_all_streams_the_device_is_synchronised)
-{
-  begin();
-  used_as("weights", 4 * MIB, r);
-  sim_fail_calls_from(w.s, SIM_CALL_event_record_all, 1, ESPER_UNSUPPORTED);
-  esper_stream mortal = world_mortal(&w, 0);
-  world_kernel(&w, mortal, world_malloc(&w, 512, mortal));
-  sleep_all_of("weights");
-  CHECK_EQ(alive().host_bytes, 4 * MIB);
   wake("weights");
   end();
 }
@@ -156,66 +109,6 @@ TEST(captures_refuse_it)
   CHECK(get_as("weights", 512, r)); /* it is awake */
   sleep_all_of(NULL);
   wake(NULL);
-  end();
-}
-
-/* Another thread does what s waits for. */
-static void let_it_end(void *context, sim_call call, int device, void *object)
-{
-  (void)context, (void)call, (void)device, (void)object;
-  sim_raise_flag_now(w.s, 1);
-}
-
-/* Its caller asked for it, and gets all the memory. */
-TEST(it_waits_for_work_however_long_that_takes)
-{
-  begin();
-  void *p = used_as("weights", 4 * MIB, r);
-  sim_wait_flag(w.s, 0, s.handle, 1);
-  world_read_on(&w, s, p, r);
-  uint64_t limited = sim_calls(w.s, SIM_CALL_event_wait);
-  sim_before_call(w.s, SIM_CALL_event_synchronize, let_it_end, NULL);
-  sleep_all_of(NULL);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_wait), limited);
-  CHECK_EQ(sim_pending(w.s, 0, s.handle), 0);
-  CHECK_EQ(alive().bytes, 0);
-  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
-  wake(NULL);
-  end();
-}
-
-TEST(a_second_sleep_takes_what_is_still_awake)
-{
-  begin();
-  void *p = used_as("weights", 4 * MIB, r);
-  sleep_all_of("weights");
-  esper_sleep_result again = sleep_all_of("weights");
-  CHECK_EQ(again.given_back, 0);
-  CHECK_EQ(again.kept, 0);
-  void *q = used_as("kv", 4 * MIB, r);
-  CHECK_EQ(sleep_all_of(NULL).kept, 4 * MIB);
-  wake(NULL);
-  world_kernel(&w, r, p);
-  world_kernel(&w, r, q);
-  world_check(&w);
-  end();
-}
-
-/* Nobody allowed the loss of anything. */
-TEST(a_second_sleep_loses_nothing_that_the_first_one_kept)
-{
-  begin();
-  void *p = used_as("weights", 4 * MIB, r);
-  sleep_all_of("weights");
-  esper_sleep_result again;
-  CHECK_OK(try_sleep("weights", ESPER_KEEP_NOTHING, &again));
-  CHECK_EQ(again.given_back, 0);
-  CHECK_EQ(stats_of("weights").host, 4 * MIB);
-  wake("weights");
-  CHECK_EQ(calls(SIM_CALL_memory_zero), 0);
-  CHECK_EQ(calls(SIM_CALL_copy_to_device), 1);
-  world_kernel(&w, r, p);
-  world_check(&w);
   end();
 }
 
@@ -439,25 +332,6 @@ static void begin_with_peers(void)
   r = w.stream[0];
 }
 
-/* The second has no memory of its own, so nothing but its access says that it may be at work. */
-TEST(what_a_peer_reads_goes_when_it_has_read)
-{
-  for (int has_memory = 0; has_memory < 2; has_memory++) {
-    begin_with_peers();
-    esper_stream far = world_stream(&w, 1);
-    if (has_memory)
-      used_as("there", 4 * MIB, far);
-    CHECK_OK(esper_add_peer(w.core, 0, 1));
-    void *p = used_as("t", 20 * MIB, r);
-    world_read_on(&w, far, p, r);
-    const char *tag = "t";
-    CHECK_OK(esper_sleep(w.core, 0, &tag, 1, ESPER_KEEP_HOST, NULL));
-    CHECK_EQ(sim_pending(w.s, 1, far.handle), 0);
-    wake("t");
-    end();
-  }
-}
-
 TEST(beside_a_peer_that_cannot_be_asked_nothing_sleeps)
 {
   begin_with_peers();
@@ -472,50 +346,10 @@ TEST(beside_a_peer_that_cannot_be_asked_nothing_sleeps)
   end();
 }
 
-TEST(devices_that_wake_are_peers_as_before)
-{
-  begin_with_peers();
-  esper_stream far = world_stream(&w, 1);
-  void *here = used_as("t", 150 * MIB, r), *there = used_as("t", 150 * MIB, far);
-  CHECK_OK(esper_add_peer(w.core, 0, 1));
-  CHECK_OK(esper_add_peer(w.core, 1, 0));
-  CHECK(page_size(first_segment(), page_at(first_segment(), (uintptr_t)here)) > 2 * MIB);
-  esper_sleep_result result = sleep_all_of(NULL);
-  CHECK_EQ(result.kept, 300 * MIB);
-  CHECK(!sim_may_access(w.s, 1, here, 1) && !sim_may_access(w.s, 1, there, 1));
-  wake(NULL);
-  CHECK(sim_may_access(w.s, 1, here, 150 * MIB) && sim_may_access(w.s, 0, there, 150 * MIB));
-  world_read_on(&w, far, here, r);
-  world_read_on(&w, r, there, far);
-  sim_run_all(w.s);
-  world_check(&w);
-  end();
-}
-
-/* Or a tag would sleep with live memory of another. */
-TEST(in_a_capture_no_memory_of_another_tag_serves)
-{
-  begin();
-  sim_capture_begin(w.s, 0, r.handle);
-  void *p = get_as("a", 4 * MIB, r);
-  world_kernel(&w, r, p);
-  world_free(&w, p);
-  CHECK(get_as("b", 4 * MIB, r) != p);
-  CHECK(get_as("a", 4 * MIB, r) == p);
-  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
-  end();
-}
-
-static int all_of_them(void *context, void *stream)
-{
-  (void)context, (void)stream;
-  return 1;
-}
-
 static sim_graph *graph_of_pool(esper_stream stream, const char *tag, void **p)
 {
   void *filter;
-  CHECK_OK(esper_pool_begin(w.core, 0, 7, 1, all_of_them, NULL));
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 1, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, stream.handle);
   sim_capture_group(w.s, 0, stream.handle, 1);
   *p = get_as(tag, 20 * MIB, stream);

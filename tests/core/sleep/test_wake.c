@@ -143,18 +143,6 @@ TEST(whatever_the_driver_refuses_nothing_is_lost)
   }
 }
 
-TEST(without_an_event_for_its_copies_the_device_is_waited_for)
-{
-  begin();
-  void *p = used_as("weights", 16 * MIB, r);
-  sleep_all_of("weights");
-  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
-  wake("weights");
-  CHECK_EQ(calls(SIM_CALL_device_synchronize), 1);
-  world_kernel(&w, s, p);
-  end();
-}
-
 TEST(waking_what_is_awake_does_nothing)
 {
   begin();
@@ -254,30 +242,3 @@ TEST(host_memory_is_that_of_the_live_bytes_and_no_device_is_synchronised)
   CHECK_EQ(calls(SIM_CALL_device_synchronize), synchronised);
   end();
 }
-
-/* The host never waits for the copies of all pages before it unmaps the first. */
-static uint64_t copies_at_first_unmap;
-
-static void note_first_unmap(void *context, sim_call call, int device, void *object)
-{
-  (void)context, (void)call, (void)device, (void)object;
-  if (!copies_at_first_unmap)
-    copies_at_first_unmap = calls(SIM_CALL_copy_to_host);
-}
-
-TEST(pages_are_unmapped_while_others_are_copied)
-{
-  begin_with(1024, NULL);
-  for (int i = 0; i < 20; i++)
-    used_as("t", 20 * MIB, r);
-  copies_at_first_unmap = 0;
-  sim_before_call(w.s, SIM_CALL_page_unmap, note_first_unmap, NULL);
-  sleep_all_of("t");
-  sim_before_call(w.s, SIM_CALL_page_unmap, NULL, NULL);
-  CHECK(calls(SIM_CALL_copy_to_host) >= 20);
-  CHECK(copies_at_first_unmap > 2 && copies_at_first_unmap <= 10);
-  wake("t");
-  end();
-}
-
-/* As when a graph is destroyed that was captured into it. */

@@ -198,33 +198,3 @@ TEST(checkpoints_are_of_one_moment_while_threads_allocate)
   CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
   end();
 }
-
-/* One block a thread: the peak cannot be more than all at once. */
-static void *pairs(void *argument)
-{
-  int self = (int)(intptr_t)argument;
-  for (int i = 0; i < TURNS; i++) {
-    void *p;
-    CHECK_OK(esper_malloc(w.core, 4096, w.stream[self], &p));
-    CHECK_OK(esper_free(w.core, p));
-  }
-  return NULL;
-}
-
-TEST(peaks_of_threads_with_a_block_each_are_no_more_than_that)
-{
-  begin();
-  pthread_t threads[THREADS];
-  for (int i = 0; i < THREADS; i++)
-    CHECK(!pthread_create(&threads[i], NULL, pairs, (void *)(intptr_t)i));
-  for (int i = 0; i < THREADS; i++)
-    pthread_join(threads[i], NULL);
-  esper_stats stats = figures();
-  CHECK_EQ(stats.allocation[ESPER_ALL].allocated, THREADS * TURNS);
-  CHECK(stats.allocation[ESPER_ALL].peak >= 1 && stats.allocation[ESPER_ALL].peak <= THREADS);
-  CHECK_EQ(stats.allocated_bytes[ESPER_ALL].peak, stats.allocation[ESPER_ALL].peak * 4096);
-  /* What was lent stays active for a moment after its free. */
-  CHECK(stats.active[ESPER_ALL].peak >= stats.allocation[ESPER_ALL].peak);
-  CHECK_EQ(stats.active_bytes[ESPER_ALL].peak, stats.active[ESPER_ALL].peak * 4096);
-  end();
-}

@@ -8,40 +8,6 @@
 
 /* ---- what a begin waits for --------------------------------------------------- */
 
-/* However many blocks owe how many uses: each of the two streams is waited for once. If all is
- * done, one event says so. */
-static void begin_behind_many(bool done)
-{
-  enum { MANY = 64 };
-  const void *block[MANY];
-  begin();
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
-  for (int i = 0; i < MANY; i++) {
-    block[i] = world_malloc(&w, 4 * KIB, r);
-    world_read_on(&w, s, block[i], r);
-    world_use(&w, block[i], s, 0);
-  }
-  for (int i = 0; i < MANY; i++)
-    world_free(&w, (void *)block[(i * 7) % MANY]);
-  CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  if (done)
-    sim_device_synchronize(w.s, 0);
-  uint64_t before = sim_calls(w.s, SIM_CALL_event_wait);
-  capture_begin(ID);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_wait), before + (done ? 1 : 2));
-  CHECK(world_malloc(&w, 4 * KIB, r) != NULL);
-  sim_graph *graph = capture_end(ID);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  drop(graph, ID);
-  end();
-}
-
-TEST(a_begin_waits_once_for_each_stream)
-{
-  begin_behind_many(false);
-  begin_behind_many(true);
-}
-
 /* s is being captured, so no event says when it is done with what it freed; when its use
  * of p was over an older one does. */
 TEST(older_events_of_a_captured_stream_are_waited_for)
@@ -235,41 +201,6 @@ TEST(memory_that_owes_what_has_no_event_is_not_lost_to_its_pool)
   owe_again_and_again((owing){.earlier_capture = true, .freed_inside = true});
   owe_again_and_again((owing){.earlier_capture = true, .use_inside = true, .freed_inside = true});
   owe_again_and_again((owing){.use_inside = true});
-}
-
-/* What a forward graph saved is freed while the backward one is captured. */
-TEST(memory_of_an_earlier_capture_serves_the_later_that_frees_it)
-{
-  begin();
-  capture_begin(ID);
-  void *saved = world_malloc(&w, 12 * MIB, r), *used = world_malloc(&w, 14 * MIB, r),
-       *read = world_malloc(&w, 16 * MIB, r);
-  world_kernel(&w, r, saved);
-  world_kernel(&w, r, used);
-  world_kernel(&w, r, read);
-  sim_graph *forward = capture_end(ID);
-  sim_graph_launch(w.s, forward, 0, r.handle);
-  world_kernel(&w, r, saved); /* outside, by its owner: the quiesce waits for it */
-  world_read_on(&w, s, read, r);
-  world_use(&w, read, s, 0);
-  capture_begin(ID);
-  world_free(&w, world_malloc(&w, 512, r)); /* the heap is this capture's now */
-  sim_kernel(w.s, 0, s.handle, read, 512, SIM_READ);
-  world_use(&w, read, s, 0); /* since the quiesce: not waited for */
-  world_kernel(&w, r, saved);
-  world_free(&w, saved);
-  world_free(&w, used);
-  world_free(&w, read);
-  CHECK(world_malloc(&w, 12 * MIB, r) == saved);
-  CHECK(world_malloc(&w, 14 * MIB, r) == used);
-  CHECK(world_malloc(&w, 16 * MIB, r) != read);
-  world_kernel(&w, r, saved);
-  sim_graph *backward = capture_end(ID);
-  sim_graph_launch(w.s, forward, 0, s.handle);
-  sim_graph_launch(w.s, backward, 0, s.handle);
-  drop(forward, ID);
-  drop(backward, ID);
-  end();
 }
 
 /* Something was recorded on the owner's stream between the quiesce and the capture. */

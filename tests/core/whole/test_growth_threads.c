@@ -106,23 +106,6 @@ TEST(what_others_may_not_keep_is_waited_for)
   end_beside();
 }
 
-/* Inside a capture, too. */
-TEST(a_capture_waits_for_what_others_may_not_keep)
-{
-  for (int classic = 0; classic < 2; classic++) {
-    begin_beside(64 * MIB, classic ? ESPER_SEGMENTS_CLASSIC : ESPER_SEGMENTS_MAPPED,
-                 classic ? SIM_CALL_memory_free : SIM_CALL_page_unmap);
-    world_free(&w, world_malloc(&w, 512, w.stream[2])); /* so that the core knows the stream */
-    sim_capture_begin(w.s, 0, w.stream[2].handle);
-    CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-    pthread_join(beside.thread, NULL);
-    sim_graph_destroy(w.s, sim_capture_end(w.s, 0, w.stream[2].handle));
-    CHECK(beside.begun);
-    CHECK_STATUS(beside.status, ESPER_OK);
-    world_end(&w);
-  }
-}
-
 TEST(what_is_going_to_sleep_is_waited_for)
 {
   sim_options options = on_pages(100 * MIB);

@@ -1,7 +1,6 @@
 /* MemPools: their flags, and shortage of memory. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "pools/mem_pools.h"
 
@@ -59,34 +58,6 @@ TEST(a_pool_serves_no_other_pool)
   CHECK_EQ(world_stats(&w, 0).num_device_free, 1);
   CHECK_OK(esper_free(w.core, p));
   CHECK_OK(esper_free(w.core, q));
-  end();
-}
-
-static int on_r(void *context, void *stream)
-{
-  (void)context;
-  return stream == r.handle;
-}
-
-/* A graph's replays touch memory that is free to the allocator. */
-TEST(a_pool_with_graphs_has_nothing_to_spare)
-{
-  begin(24);
-  set(ESPER_POOL_USE_ON_OOM);
-  CHECK_OK(esper_pool_begin(w.core, 0, 0, ID, on_r, NULL));
-  sim_capture_begin(w.s, 0, r.handle);
-  void *a = world_malloc(&w, 12 * MIB, r), *p;
-  world_kernel(&w, r, a);
-  world_free(&w, a);
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK_OK(esper_pool_end(w.core, 0, 0, ID, NULL));
-  /* The pool's memory serves everybody again once the pool is quiesced. */
-  CHECK_OK(esper_pool_begin(w.core, 0, 0, ID, on_r, NULL));
-  CHECK_OK(esper_pool_end(w.core, 0, 0, ID, NULL));
-  sim_graph_launch(w.s, graph, 0, r.handle);
-  world_malloc(&w, 12 * MIB, s);
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, s, &p), ESPER_OUT_OF_MEMORY);
-  sim_graph_destroy(w.s, graph);
   end();
 }
 

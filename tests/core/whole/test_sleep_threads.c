@@ -218,16 +218,6 @@ static void look(void *context, sim_call call, int device, void *object)
   looking = false;
 }
 
-TEST(nobody_else_waits_while_memory_is_copied_out)
-{
-  const char *cold = "cold";
-  begin_copying();
-  sim_after_call(w.s, SIM_CALL_copy_to_host, look, NULL);
-  CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
-  CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
-  end_copying(SIM_CALL_copy_to_host);
-}
-
 TEST(nobody_else_waits_while_memory_is_copied_back)
 {
   const char *cold = "cold";

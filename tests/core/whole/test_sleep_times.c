@@ -61,13 +61,3 @@ TEST(small_pages_are_mapped_while_large_ones_are_filled)
   CHECK(found.sleep > 0.95 && found.wake > 0.95);
   timed_end();
 }
-
-/* Nothing hides that when they wake. */
-TEST(small_pages_are_unmapped_while_others_are_copied)
-{
-  begin(2);
-  fill(1024, WEIGHTS, 6);
-  share found = measure();
-  CHECK(found.sleep > 0.95 && found.wake > 0.65);
-  timed_end();
-}

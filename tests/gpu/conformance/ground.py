@@ -46,10 +46,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,max_non_split_rounding_mb:40"},
     ),
     "roundup": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4"}),
-    "roundup-list": (
-        "options",
-        {"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:[2:8,16:4,>:1]"},
-    ),
+    "roundup-list": ("options", {"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:[2:8,16:4,>:1]"}),
     "fraction": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.25"}),
     "collect": (
         "collecting",

@@ -17,16 +17,7 @@ import threading
 from collections.abc import Callable
 
 import torch
-from device import (
-    OURS,
-    hold_up,
-    other_streams,
-    report,
-    say,
-    use_allocator,
-    warm_up,
-    wrong_elements,
-)
+from device import OURS, hold_up, other_streams, report, say, use_allocator, warm_up, wrong_elements
 
 import esper_alloc
 

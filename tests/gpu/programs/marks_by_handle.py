@@ -87,11 +87,7 @@ def main() -> None:
         del x
         torch.cuda.synchronize(1)
     report(
-        tries=tries,
-        reused=reused,
-        wrong=wrong,
-        refused=marker.refused,
-        contexts=marker.contexts,
+        tries=tries, reused=reused, wrong=wrong, refused=marker.refused, contexts=marker.contexts
     )
 
 

@@ -78,12 +78,7 @@ def attention() -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, torch.Tenso
     return Attention(), batch
 
 
-MODELS = {
-    "mlp": mlp,
-    "convolutions": convolutions,
-    "recurrent": recurrent,
-    "attention": attention,
-}
+MODELS = {"mlp": mlp, "convolutions": convolutions, "recurrent": recurrent, "attention": attention}
 
 
 def prefetched(

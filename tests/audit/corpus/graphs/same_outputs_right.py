@@ -1,20 +1,7 @@
 """A module hands out the same outputs after each replay: they show the newest."""
 
 import torch
-
-
-def captured(function):
-    """The graph of a call, after a warm-up, and its result."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function()
-    return graph, result
-
+from captured import captured
 
 main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 x = torch.ones(1 << 16, device="cuda")

@@ -1,0 +1,20 @@
+"""Wrong: The side stream reads a graph's output without waiting for the replay.
+Right: The side stream reads a graph's output, and the next replay comes after that."""
+
+import torch
+from captured import captured
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+x = torch.ones(1 << 16, device="cuda")
+graph, out = captured(lambda: x * 2)
+
+graph.replay()  # WRONG
+with torch.cuda.stream(side):  # WRONG
+    y = out.clone()  # WRONG, BUG: read-early
+for _ in range(3):  # RIGHT
+    graph.replay()  # RIGHT
+    side.wait_stream(main)  # RIGHT
+    with torch.cuda.stream(side):  # RIGHT
+        y = out.clone()  # RIGHT
+    main.wait_stream(side)  # RIGHT
+torch.cuda.synchronize()

@@ -1,0 +1,20 @@
+"""Wrong: A loop marks the tensor in each turn before the turn's read.
+Right: A loop marks the tensor in each turn after the turn's read."""
+
+import torch
+
+import esper_alloc
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+with torch.no_grad():
+    x = torch.empty(1 << 16, device="cuda").zero_()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            y = x.clone()  # RIGHT
+            esper_alloc.record_use(x, side)  # BUG: marked-early
+            y = x.clone()  # WRONG
+    del x
+    w = torch.empty(1 << 16, device="cuda").zero_()
+torch.cuda.synchronize()

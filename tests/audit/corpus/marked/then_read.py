@@ -1,0 +1,20 @@
+"""Wrong: The tensor is marked, and the side stream reads it once more.
+Right: The tensor is marked after the side stream's last read."""
+
+import torch
+
+import esper_alloc
+
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+with torch.no_grad():
+    x = torch.empty(1 << 16, device="cuda").zero_()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        y = x.clone()
+        z = x.clone()  # RIGHT
+        esper_alloc.record_use(x, side)  # BUG: marked-early
+        z = x.clone()  # WRONG
+    del x
+    w = torch.empty(1 << 16, device="cuda").zero_()
+torch.cuda.synchronize()
