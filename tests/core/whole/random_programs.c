@@ -27,6 +27,10 @@
 #include "esper_sleep.h"
 #include "world.h"
 
+#ifdef ESPER_RULE_SWITCHES
+#include "core/base/rules.h"
+#endif
+
 enum {
   MOST_STREAMS = 12, /* of a thread */
   MOST_BLOCKS = 192,
@@ -1547,11 +1551,33 @@ static uint64_t run_program(uint64_t seed, int threads)
   return maker.done;
 }
 
+#ifdef ESPER_RULE_SWITCHES
+/* --without RULE: to see whether random programs would notice. */
+static bool switch_rule_off(const char *name)
+{
+  static const char *const NAMES[] = {
+#define NAME(rule, number, says) #rule,
+      ESPER_RULES(NAME)
+#undef NAME
+  };
+  for (int i = 0; i < RULE_COUNT; i++)
+    if (!strcmp(NAMES[i], name)) {
+      esper_rules_off |= 1ul << i;
+      return true;
+    }
+  return false;
+}
+#endif
+
 int main(int count, char **arguments)
 {
   uint64_t seed = 1, operations = 200000, programs = UINT64_MAX;
   int threads = 1;
   for (int i = 1; i < count; i += 2) {
+#ifdef ESPER_RULE_SWITCHES
+    if (!strcmp(arguments[i], "--without") && i + 1 < count && switch_rule_off(arguments[i + 1]))
+      continue;
+#endif
     char *end = "?";
     uint64_t value = i + 1 < count ? strtoull(arguments[i + 1], &end, 10) : 0;
     if (*end) {
