@@ -32,7 +32,7 @@ size_t allowance_given(core_t *core);
 /* The same as raised for this heap. Under the device's lock. */
 size_t allowance_of(const heap_t *heap);
 
-/* Between these two the thread's mallocs are not held back: a function of the embedder is called. */
+/* Between these two the embedder is called back: the thread's mallocs are not held back. */
 bool callback_begin(void);
 void callback_end(bool outer);
 
