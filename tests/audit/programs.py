@@ -88,7 +88,8 @@ def audited(file: str) -> list[list[Any]]:
 
 def sanitized(file: str) -> list[list[Any]]:
     """What torch.cuda._sanitizer finds, in a process of its own: it ends the program."""
-    environment = {**os.environ, "TORCH_CUDA_SANITIZER": "1", "PYTHONPATH": str(HERE)}
+    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "TORCH_CUDA_SANITIZER": "1", "PYTHONPATH": paths}
     done = subprocess.run(
         [sys.executable, file], env=environment, capture_output=True, text=True, timeout=1200
     )
