@@ -53,22 +53,23 @@ static record_t *awaited(const request_t *q, const block_t *block)
   return record && stream_may_be_awaited(record->stream) ? record : NULL;
 }
 
-/* The oldest of the pending blocks that are not waited for: the two newest, as many as fit into the
- * allowance, and one that is larger than all newer ones: or the GPU would have to finish a layer's
- * large tensor before the next layer could be prepared. NULL: none is waited for. */
-static const block_t *oldest_within(const request_t *q, size_t allowance)
+/* The oldest of the pending blocks that are spared: the two newest, as many as fit into the
+ * allowance, and each that is larger than all newer ones: or the GPU would have to finish a layer's
+ * large tensor before the next layer could be prepared. NULL: no older one is pending. */
+static const block_t *oldest_spared(const request_t *q, size_t allowance)
 {
-  size_t newer = 0;
-  int found = 0;
-  const block_t *b = q->heap->newest_pending, *within = NULL;
-  for (; b; b = b->older)
+  size_t newer = 0, found = 0;
+  bool any_older = false;
+  const block_t *spared = NULL;
+  for (const block_t *b = q->heap->newest_pending; b; b = b->older)
     if (awaited(q, b)) {
-      if (++found > SPARED && newer >= b->size && q->size + newer + b->size > allowance)
-        return within;
+      any_older = found >= SPARED && newer >= b->size && q->size + newer + b->size > allowance;
+      if (!any_older)
+        spared = b;
       newer += b->size;
-      within = b;
+      found++;
     }
-  return NULL;
+  return any_older ? spared : NULL;
 }
 
 /* The oldest work that pending memory waits for, with a reference. `mindful`: NULL if what is
@@ -78,7 +79,7 @@ static record_t *oldest_work(const request_t *q, bool mindful)
   record_t *oldest = NULL;
   lock(&q->device->lock);
   size_t allowance = allowance_of(q->heap);
-  const block_t *end = mindful && allowance != SIZE_MAX ? oldest_within(q, allowance) : NULL;
+  const block_t *end = mindful && allowance != SIZE_MAX ? oldest_spared(q, allowance) : NULL;
   for (block_t *b = !mindful || end ? q->heap->oldest_pending : NULL; b != end && !oldest;
        b = b->newer)
     oldest = awaited(q, b);

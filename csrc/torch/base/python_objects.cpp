@@ -26,6 +26,14 @@ PyTypeObject *find_class(const char *module_name, const char *name)
 
 } // namespace
 
+PyObject *expect(PyObject *returned)
+{
+  if (returned == nullptr) {
+    throw python_error();
+  }
+  return returned;
+}
+
 Descent::Descent()
 {
   if (Py_EnterRecursiveCall(" while looking for tensors") != 0) {

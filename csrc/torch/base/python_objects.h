@@ -37,6 +37,9 @@ private:
   PyObject *object_;
 };
 
+// What a function of Python's C interface returned. If that is null, throws the exception.
+PyObject *expect(PyObject *returned);
+
 // Goes one level deeper into nested containers. Throws if Python's limit is reached.
 class Descent
 {

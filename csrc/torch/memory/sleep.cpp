@@ -8,21 +8,13 @@
 #include <vector>
 
 #include "../base/gil.h"
+#include "../base/python_objects.h"
 #include "../start/the_core.h"
 
 namespace esper
 {
 namespace
 {
-
-// Throws the Python exception that is set if `object` is null.
-PyObject *expect(PyObject *object)
-{
-  if (object == nullptr) {
-    throw python_error();
-  }
-  return object;
-}
 
 const char *text_of(PyObject *value)
 {

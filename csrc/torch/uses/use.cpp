@@ -10,20 +10,11 @@ namespace esper
 namespace
 {
 
-// What a Python function returned. Throws its exception.
-Reference expect(PyObject *result)
-{
-  if (result == nullptr) {
-    throw python_error();
-  }
-  return Reference(result);
-}
-
 // A function of the package, for what is easier to write in Python.
 Reference python_helper(const char *module_name, const char *name)
 {
-  const Reference module = expect(PyImport_ImportModule(module_name));
-  return expect(PyObject_GetAttrString(module.get(), name));
+  const Reference module(expect(PyImport_ImportModule(module_name)));
+  return Reference(expect(PyObject_GetAttrString(module.get(), name)));
 }
 
 bool is_scalar(PyObject *value)
@@ -80,7 +71,7 @@ void Gathering::add_element(PyObject *value)
     return;
   }
   const Reference helper = python_helper("esper_alloc.uses.containers", "pass_over");
-  expect(PyObject_CallOneArg(helper.get(), value));
+  const Reference done(expect(PyObject_CallOneArg(helper.get(), value)));
 }
 
 bool Gathering::add_children(PyObject *value)
@@ -102,7 +93,7 @@ bool Gathering::add_children(PyObject *value)
   }
   // Python lists the elements of dictionaries, sets, other mappings and dataclasses.
   const Reference helper = python_helper("esper_alloc.uses.containers", "children");
-  const Reference children = expect(PyObject_CallOneArg(helper.get(), value));
+  const Reference children(expect(PyObject_CallOneArg(helper.get(), value)));
   if (children.get() == Py_None) {
     return false;
   }
@@ -116,15 +107,15 @@ bool Gathering::add_children(PyObject *value)
 void Gathering::add_wrapper(PyObject *wrapper)
 {
   if (PyObject_HasAttrString(wrapper, "__tensor_flatten__")) {
-    const Reference flat = expect(PyObject_CallMethod(wrapper, "__tensor_flatten__", nullptr));
+    const Reference flat(expect(PyObject_CallMethod(wrapper, "__tensor_flatten__", nullptr)));
     TORCH_CHECK_TYPE(PyTuple_Check(flat.get()) && PyTuple_GET_SIZE(flat.get()) == 2,
                      Py_TYPE(wrapper)->tp_name,
                      ".__tensor_flatten__() must return (names, context)");
-    const Reference names =
-        expect(PySequence_Fast(PyTuple_GET_ITEM(flat.get(), 0), "names of inner tensors expected"));
+    const Reference names(expect(
+        PySequence_Fast(PyTuple_GET_ITEM(flat.get(), 0), "names of inner tensors expected")));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(names.get()); ++i) {
-      const Reference inner =
-          expect(PyObject_GetAttr(wrapper, PySequence_Fast_GET_ITEM(names.get(), i)));
+      const Reference inner(
+          expect(PyObject_GetAttr(wrapper, PySequence_Fast_GET_ITEM(names.get(), i))));
       add(inner.get()); // what is not a tensor (a device mesh, say) needs no mark
     }
     return;
@@ -172,16 +163,16 @@ void Gathering::mark(const End &end, const PythonEnd &python_end)
 
 void Gathering::mark_others(const End &end, const PythonEnd &python_end)
 {
-  const Reference tensors = expect(PyList_New(0));
+  const Reference tensors(expect(PyList_New(0)));
   for (PyObject *other : others_) {
     if (PyList_Append(tensors.get(), other) < 0) {
       throw python_error();
     }
   }
   const Reference helper = python_helper("esper_alloc.uses.use", "mark_others");
-  expect(PyObject_CallFunctionObjArgs(helper.get(), tensors.get(), python_end.stream,
-                                      python_end.event, end.until_free ? Py_True : Py_False,
-                                      nullptr));
+  const Reference done(expect(
+      PyObject_CallFunctionObjArgs(helper.get(), tensors.get(), python_end.stream, python_end.event,
+                                   end.until_free ? Py_True : Py_False, nullptr)));
 }
 
 namespace
