@@ -380,5 +380,8 @@ def print_table(rows: Rows, run: Mapping[str, Any] | None = None) -> None:
         )
 
 
-def installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+def installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is a part of
+        return False

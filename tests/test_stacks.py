@@ -222,6 +222,12 @@ def test_a_missing_library_is_left_out_and_not_failed(
     assert results["rows"] == [] and os.listdir(tmp_path) == ["stacks.json"]
 
 
+def test_a_part_of_a_missing_package_is_missing(stacks: Any) -> None:
+    assert stacks.installed("xml.dom")
+    assert not stacks.installed("xml.no_such_part")
+    assert not stacks.installed("no_such_package.core")
+
+
 def test_an_audit_runs_once(stacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "installed", lambda name: True)
     part = stacks.STACKS.parts[0]
