@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from processes import python
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -195,10 +196,7 @@ def test_cases_differ_in_what_the_worker_is_told() -> None:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCHMARKS / "run.py"), *arguments],
-        capture_output=True, text=True, timeout=1200, env={"PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+    return python(BENCHMARKS / "run.py", *arguments, env={"PATH": "/usr/bin:/bin"})
 
 
 def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -955,7 +953,7 @@ sleep.seconds_of = lambda work: work() or 2.0
 sys.argv = ["run.py", "--worker", {json.dumps(asked)!r}]
 sys.exit(run.main())
 """
-    done = subprocess.run([sys.executable, "-c", worker], capture_output=True, text=True)
+    done = python("-c", worker)
     assert done.returncode == (3 if fails else 0), done.stderr
     assert ("IndexError" in done.stderr) is fails
     assert ("benchmark-result: " in done.stdout) is not fails

@@ -21,6 +21,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "esper_alloc"
@@ -610,8 +611,7 @@ def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        textwrap.dedent(
-            """
+        textwrap.dedent("""
             import multiprocessing, os, sys
             import torch
             def show(who):
@@ -625,22 +625,14 @@ def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(
                 child.start()
                 child.join()
                 sys.exit(child.exitcode)
-            """
-        )
+            """)
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ESPER_")}
     environment["PYTHONPATH"] = str(ROOT)
     for devices, enabled in ((None, True), ("-1", False)):
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
-        done = subprocess.run(
-            [sys.executable, "-m", "esper_alloc", "run", str(script)],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=environment,
-            timeout=3000,
-        )
+        done = python("-m", "esper_alloc", "run", script, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"parent {enabled}\nchild {enabled}\n", done.stderr
     assert done.stderr.count("\n") == 1 and "hides every GPU" in done.stderr

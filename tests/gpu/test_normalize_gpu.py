@@ -408,8 +408,7 @@ def test_models_take_their_statistics_along() -> None:
 
 def test_under_the_allocator() -> None:
     """The helpers do not know the allocator; they work on it all the same."""
-    said = run_python(
-        """
+    said = run_python("""
 import torch, esper_alloc
 esper_alloc.enable()
 from esper_alloc import RunningMeanStd
@@ -420,8 +419,7 @@ for part in x.split(9000):
     host.update(part.cpu())
 torch.testing.assert_close(ours._moments.cpu(), host._moments, rtol=1e-10, atol=1e-12)
 print("fine", esper_alloc.is_enabled())
-"""
-    )
+""")
     assert "fine True" in said
 
 

@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import inspect
 import pickle
-import sys
 import threading
 import types
 import warnings
@@ -20,6 +19,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 torch = pytest.importorskip("torch")
 
@@ -811,14 +811,13 @@ def test_pytorch_still_keeps_the_account_that_is_read() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    import subprocess
-
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from esper_alloc import cudagraph_outputs\n"
-        "cudagraph_outputs(print)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+    program = """
+import sys
+sys.modules["torch"] = None
+from esper_alloc import cudagraph_outputs
+cudagraph_outputs(print)
+"""
+    output_of("-c", program)
 
 
 # The documented example

@@ -91,23 +91,20 @@ needs_cuda_torch = pytest.mark.skipif(not has_cuda_torch(), reason="no torch wit
 
 
 def test_import_loads_neither_torch_nor_compiled_modules():
-    run(
-        """
+    run("""
         import sys
         import esper_alloc
         assert "torch" not in sys.modules
         assert not [n for n in sys.modules if n.startswith("esper_alloc._")]
         assert not esper_alloc.is_enabled()
         assert "torch" not in sys.modules
-        """
-    )
+        """)
 
 
 def test_every_public_name_is_there_without_torch():
     run(
         WITHOUT_TORCH
-        + textwrap.dedent(
-            """
+        + textwrap.dedent("""
             import esper_alloc
             without = []
             for name in esper_alloc.__all__:
@@ -123,8 +120,7 @@ def test_every_public_name_is_there_without_torch():
             esper_alloc.record_use([None, 3, "text"])
             with esper_alloc.using({"x": None}):
                 pass
-            """
-        )
+            """)
     )
 
 
@@ -134,15 +130,13 @@ def test_unknown_names_are_attribute_errors():
 
 
 def test_no_module_hides_a_public_function():
-    run(
-        """
+    run("""
         import pkgutil, esper_alloc
         names = {one.name for one in pkgutil.iter_modules(esper_alloc.__path__)}
         assert not names & set(esper_alloc.__all__), names
         assert callable(esper_alloc.allocator)
         assert callable(esper_alloc.cudagraph_outputs)
-        """
-    )
+        """)
 
 
 # Refusals
@@ -310,16 +304,14 @@ assert "ESPER_ALLOC_USES" not in __import__("os").environ
 def test_without_torch_the_error_says_what_to_install():
     printed = run(
         WITHOUT_TORCH
-        + textwrap.dedent(
-            """
+        + textwrap.dedent("""
             import esper_alloc
             for call in (esper_alloc.enable, esper_alloc.allocator,
                          esper_alloc.pluggable_allocator):
                 said = refusal(RuntimeError, call)
                 assert "needs PyTorch" in said, said
                 assert "pip install" in said, said
-            """
-        )
+            """)
     )
     assert printed == ""
 
@@ -443,8 +435,7 @@ def test_a_torch_that_is_too_old_is_refused_with_both_versions(monkeypatch, vers
 @needs_cuda_torch
 def test_another_allocator_is_named_before_anything_is_tried():
     """Found where its module keeps it, as RMM does."""
-    printed = run(
-        """
+    printed = run("""
         import sys, types, torch, esper_alloc
         from torch.cuda.memory import CUDAPluggableAllocator
         library = esper_alloc.library_path()
@@ -463,8 +454,7 @@ def test_another_allocator_is_named_before_anything_is_tried():
         sys.modules["rmm.allocators.torch"] = types.ModuleType("rmm.allocators.torch")
         sys.modules["rmm.allocators.torch"].rmm_torch_allocator = kept[0]
         refused()
-        """
-    )
+        """)
     unnamed, named = (one for one in printed.splitlines() if one.startswith("PyTorch has"))
     assert "has another allocator already, whose back end is 'pluggable', and only one" in unnamed
     assert "already, rmm.allocators.torch.rmm_torch_allocator, and only one can be" in named
@@ -554,8 +544,7 @@ def test_values_that_nobody_knows_are_named_at_once(name, value, words):
 
 @needs_shim
 def test_swap():
-    run(
-        """
+    run("""
         import torch, esper_alloc
         ours = esper_alloc.allocator()
         assert ours is esper_alloc.allocator()
@@ -565,8 +554,7 @@ def test_swap():
         assert esper_alloc.is_enabled()
         esper_alloc.enable()
         assert torch.cuda.get_allocator_backend() == "esper_alloc"
-        """
-    )
+        """)
 
 
 @needs_shim
@@ -616,8 +604,7 @@ def test_variable_beside_pytorchs_other_backend_warns():
 
 @needs_shim
 def test_enable_after_cuda_started_says_so():
-    run(
-        """
+    run("""
         import torch, esper_alloc
         torch.cuda.is_initialized = lambda: True
         said = refusal(RuntimeError, esper_alloc.enable)
@@ -625,8 +612,7 @@ def test_enable_after_cuda_started_says_so():
         assert "python -m esper_alloc run" in said, said
         assert not esper_alloc.is_enabled()
         assert torch.cuda.get_allocator_backend() == "native"
-        """
-    )
+        """)
 
 
 # Choices
@@ -672,8 +658,7 @@ def test_what_the_environment_says_of_uses_is_checked_at_once():
 
 @needs_shim
 def test_choices_are_handed_to_the_core_and_to_children_and_kept():
-    run(
-        """
+    run("""
         import os, torch, esper_alloc
         from esper_alloc.torch_allocator.sizes import parse_size
         esper_alloc.enable(allowance="1 GiB", segments="classic")
@@ -689,8 +674,7 @@ def test_choices_are_handed_to_the_core_and_to_children_and_kept():
         assert parse_size(os.environ["ESPER_ALLOC_ALLOWANCE"]) == 1 << 30
         assert os.environ["ESPER_ALLOC_SEGMENTS"] == "classic"
         assert "ESPER_ALLOC_USES" not in os.environ
-        """
-    )
+        """)
 
 
 @needs_shim
@@ -699,13 +683,11 @@ def test_choices_are_handed_to_the_core_and_to_children_and_kept():
     [(None, "off"), ("off", "off"), (0, "0"), (1 << 20, "1048576"), ("7 K", "7 K")],
 )
 def test_an_allowance_is_given_as_a_size_or_off(given, found):
-    run(
-        f"""
+    run(f"""
         import os, torch, esper_alloc
         esper_alloc.enable(allowance={given!r})
         assert os.environ["ESPER_ALLOC_ALLOWANCE"] == {found!r}
-        """
-    )
+        """)
 
 
 @needs_shim
@@ -775,28 +757,24 @@ def test_pytorchs_option_counts_more_than_the_variable(given, named, monkeypatch
 
 @needs_shim
 def test_a_choice_that_comes_too_late_changes_nothing():
-    run(
-        """
+    run("""
         import os, torch, esper_alloc
         torch.cuda.is_initialized = lambda: True
         said = refusal(RuntimeError, lambda: esper_alloc.enable(allowance=0, uses="automatic"))
         assert "came too late" in said, said
         assert not {"ESPER_ALLOC_ALLOWANCE", "ESPER_ALLOC_USES"} & set(os.environ)
-        """
-    )
+        """)
 
 
 @needs_shim
 def test_uses_cannot_be_automatic_behind_function_pointers():
-    run(
-        """
+    run("""
         import torch, esper_alloc
         torch.cuda.memory.change_current_allocator(esper_alloc.pluggable_allocator())
         esper_alloc.enable(uses="marked")
         said = refusal(RuntimeError, lambda: esper_alloc.enable(uses="automatic"))
         assert "cannot be automatic on pluggable_allocator()" in said, said
-        """
-    )
+        """)
 
 
 @needs_shim
@@ -805,16 +783,14 @@ def test_without_a_driver_the_error_names_it():
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    run(
-        """
+    run("""
         import torch, esper_alloc
         esper_alloc.enable()
         for call in (lambda: torch._C._cuda_memoryStats(0),
                      lambda: torch._C._cuda_emptyCache()):
             said = refusal(RuntimeError, call)
             assert "esper_alloc cannot serve this process: " in said, said
-        """
-    )
+        """)
 
 
 # The function-pointer way
@@ -823,8 +799,7 @@ def test_without_a_driver_the_error_names_it():
 @needs_core
 @needs_cuda_torch
 def test_pluggable_allocator_swaps_in():
-    run(
-        """
+    run("""
         import torch, esper_alloc
         pluggable = esper_alloc.pluggable_allocator()
         assert pluggable is esper_alloc.pluggable_allocator()
@@ -834,8 +809,7 @@ def test_pluggable_allocator_swaps_in():
         assert torch.cuda.get_allocator_backend() == "pluggable"
         assert esper_alloc.is_enabled()
         esper_alloc.record_use(torch.ones(3))
-        """
-    )
+        """)
 
 
 @needs_core

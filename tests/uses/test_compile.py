@@ -11,13 +11,12 @@ import contextlib
 import dataclasses
 import functools
 import re
-import subprocess
-import sys
 import types
 import warnings
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 torch = pytest.importorskip("torch")
 
@@ -1112,8 +1111,7 @@ for value, count in ((sharded, 1), (TwoTensor(inner, inner), 2)):
     names = [str(node.target) for node in graphs[-1].graph.nodes]
     assert names.count("esper_alloc.record_use.default") == count, names
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, cwd=ROOT)
 
 
 # Teaching PyTorch
@@ -1129,8 +1127,7 @@ from esper_alloc.uses import use
 from torch._dynamo.trace_rules import _polyfilled_function_ids as known
 assert id(use.record_use) in known
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, cwd=ROOT)
 
 
 def test_inductor_learns_of_marks_after_it_was_imported():
@@ -1146,8 +1143,7 @@ assert ("call_function", mark) in joint_graph.patterns.patterns
 assert mark in torch._inductor.lowering.lowerings
 assert torch.compiler.config.cache_key_tag.startswith("mine esper_alloc ")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, cwd=ROOT)
 
 
 def test_a_torch_that_cannot_be_taught_is_said_in_one_warning(monkeypatch):
@@ -1187,5 +1183,4 @@ with warnings.catch_warnings(record=True) as seen:
 assert len(graphs) == 2, graphs
 assert len([w for w in seen if "cannot teach" in str(w.message)]) == 1, [str(w.message) for w in seen]
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, cwd=ROOT)
