@@ -7,16 +7,13 @@ which tests/helpers/test_normalize.py compares with NumPy.
 from __future__ import annotations
 
 import inspect
-import os
-import socket
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helper import run_python
+from processes import run_two_ranks
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -473,25 +470,4 @@ print("rank", rank, "done")
 
 @several
 def test_two_ranks_are_as_one() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), port],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=1200)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for rank, process in enumerate(ranks):
-        assert process.returncode == 0 and f"rank {rank} done" in said[rank], said[rank][-4000:]
+    run_two_ranks(RANK)

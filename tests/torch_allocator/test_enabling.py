@@ -54,6 +54,10 @@ def run(source: str, **env: str) -> str:
     return result.stdout
 
 
+def run_without_torch(source: str, **env: str) -> str:
+    return run(WITHOUT_TORCH + textwrap.dedent(source), **env)
+
+
 def has_shim() -> bool:
     try:
         esper_alloc.allocator()
@@ -102,26 +106,23 @@ def test_import_loads_neither_torch_nor_compiled_modules():
 
 
 def test_every_public_name_is_there_without_torch():
-    run(
-        WITHOUT_TORCH
-        + textwrap.dedent("""
-            import esper_alloc
-            without = []
-            for name in esper_alloc.__all__:
-                try:
-                    getattr(esper_alloc, name)
-                except esper_alloc.UnavailableError as error:
-                    assert "needs PyTorch" in str(error)
-                    without.append(name)
-            # These are modules of PyTorch; all else can be asked for.
-            assert without == ["RewardNormalizer", "RunningMeanStd", "ValueNormalizer"], without
-            assert set(esper_alloc.__all__) <= set(dir(esper_alloc))
-            assert callable(esper_alloc.allocator)
-            esper_alloc.record_use([None, 3, "text"])
-            with esper_alloc.using({"x": None}):
-                pass
-            """)
-    )
+    run_without_torch("""
+        import esper_alloc
+        without = []
+        for name in esper_alloc.__all__:
+            try:
+                getattr(esper_alloc, name)
+            except esper_alloc.UnavailableError as error:
+                assert "needs PyTorch" in str(error)
+                without.append(name)
+        # These are modules of PyTorch; all else can be asked for.
+        assert without == ["RewardNormalizer", "RunningMeanStd", "ValueNormalizer"], without
+        assert set(esper_alloc.__all__) <= set(dir(esper_alloc))
+        assert callable(esper_alloc.allocator)
+        esper_alloc.record_use([None, 3, "text"])
+        with esper_alloc.using({"x": None}):
+            pass
+        """)
 
 
 def test_unknown_names_are_attribute_errors():
@@ -302,17 +303,14 @@ assert "ESPER_ALLOC_USES" not in __import__("os").environ
 
 
 def test_without_torch_the_error_says_what_to_install():
-    printed = run(
-        WITHOUT_TORCH
-        + textwrap.dedent("""
-            import esper_alloc
-            for call in (esper_alloc.enable, esper_alloc.allocator,
-                         esper_alloc.pluggable_allocator):
-                said = refusal(RuntimeError, call)
-                assert "needs PyTorch" in said, said
-                assert "pip install" in said, said
-            """)
-    )
+    printed = run_without_torch("""
+        import esper_alloc
+        for call in (esper_alloc.enable, esper_alloc.allocator,
+                     esper_alloc.pluggable_allocator):
+            said = refusal(RuntimeError, call)
+            assert "needs PyTorch" in said, said
+            assert "pip install" in said, said
+        """)
     assert printed == ""
 
 
@@ -461,18 +459,17 @@ def test_another_allocator_is_named_before_anything_is_tried():
     assert "or set ESPER_ALLOC=0" in named
 
 
-def test_variable_without_torch_warns_and_imports():
-    printed = run(WITHOUT_TORCH + "import esper_alloc", ESPER_ALLOC="1")
-    assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator" in printed
-    assert "needs PyTorch" in printed
-
-
-def test_variable_with_options_that_pytorch_refuses_warns_and_imports():
-    pytest.importorskip("torch")
-    bad = {"ESPER_ALLOC": "1", "PYTORCH_CUDA_ALLOC_CONF": "garbage:1"}
-    printed = run("import esper_alloc", **bad)
-    assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator" in printed
-    assert "garbage" in printed
+@pytest.mark.parametrize(
+    "begin, conf, why",
+    [
+        (WITHOUT_TORCH, "", "needs PyTorch"),
+        pytest.param("", "garbage:1", "garbage", marks=needs_shim),
+        pytest.param("", "backend:cudaMallocAsync", "PyTorch was started with", marks=needs_shim),
+    ],
+)
+def test_the_variable_where_it_cannot_be_warns_and_imports(begin, conf, why):
+    printed = run(begin + "import esper_alloc", ESPER_ALLOC="1", PYTORCH_CUDA_ALLOC_CONF=conf)
+    assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator: " in printed and why in printed
 
 
 @pytest.mark.parametrize("value", ["0", ""])
@@ -589,17 +586,6 @@ def test_pytorchs_other_backend_stays_and_the_error_says_so(name):
         """,
         **{name: "max_split_size_mb:64,backend:cudaMallocAsync"},
     )
-
-
-@needs_shim
-def test_variable_beside_pytorchs_other_backend_warns():
-    printed = run(
-        "import esper_alloc, torch; print(torch.cuda.get_allocator_backend())",
-        ESPER_ALLOC="1",
-        PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
-    )
-    assert "PyTorch keeps its own allocator: PyTorch was started with" in printed
-    assert printed.split()[-1] == "cudaMallocAsync"
 
 
 @needs_shim
