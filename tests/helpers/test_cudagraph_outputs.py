@@ -510,11 +510,11 @@ def test_backward_of_backward() -> None:
     assert second.tolist() == [6, 6, 6]
 
 
-def model_of(sine) -> torch.nn.Module:
+def model_of(sine, **options) -> torch.nn.Module:
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(3))
+            self.weight = torch.nn.Parameter(torch.zeros(3), **options)
 
         def forward(self, x):
             return sine(self.weight) + x
@@ -645,15 +645,7 @@ def test_the_parts_of_a_wrapper_that_are_no_tensors_have_no_memory(monkeypatch) 
 
 
 def test_parameters_that_were_frozen_get_them_later(sine, trees) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
-
-        def forward(self, x):
-            return sine(self.weight) + x
-
-    model = Model()
+    model = model_of(sine, requires_grad=False)
     step = cudagraph_outputs(model)
     step(torch.ones(3, requires_grad=True)).sum().backward()
     model.weight.requires_grad_(True)

@@ -101,13 +101,14 @@ def on_fake_cuda(function, *shapes, **options):
 # In the graph
 
 
-def test_the_function_is_one_operator_at_its_place():
+@pytest.mark.parametrize("name", ["record_use", "touch"])
+def test_the_function_is_one_operator_at_its_place(name):
     side = stream(3)
 
     def f(x):
         y = x.sin()
         r = y.cos()
-        esper_alloc.record_use(y, side)
+        getattr(esper_alloc, name)(y, side)
         return r.exp()
 
     graphs = on_fake_cuda(f, (4,))
@@ -454,19 +455,6 @@ def test_export_with_dynamic_shapes(strict):
         assert program.module()(torch.ones(rows, 2)).equal(torch.full((rows, 2), 3.0))
 
 
-def test_touch_is_a_mark_until_the_free():
-    side = stream(3)
-
-    def f(x):
-        y = x.sin()
-        esper_alloc.touch([y], side)
-        return y.cos()
-
-    graphs = on_fake_cuda(f, (4,))
-    assert graphs.names() == ["sin.default", "record_use.default", "cos.default"]
-    assert graphs.marks() == [("record_use.default", (3, 0, True))]
-
-
 def test_the_same_stream_compiles_once_and_another_again():
     def f(x, s):
         y = x + 1
@@ -588,32 +576,22 @@ def assert_marks_what_is_read(lines, operator):
 
 
 @pytest.mark.slow
-def test_inductor_marks_the_buffer_that_was_read_and_uses_it_no_more(read_elsewhere):
-    def f(x, w):
-        y = (x @ w).relu()
-        r = read_elsewhere.read(y)
-        OPS.record_use.default([y], 0, -1, False)
-        z = (x + 1) @ w
-        return z @ w, r + 1
-
-    lines = inductor_code(f, torch.randn(32, 32), torch.randn(32, 32))
-    buffer = argument_of(lines[line_of(lines, "esper_test.read")])
-    assert argument_of(lines[line_of(lines, "record_use.default")]) == buffer
-    assert not reused(lines, buffer)
-
-
-@pytest.mark.slow
-def test_without_the_mark_inductor_reuses_that_buffer(read_elsewhere):
-    """The test above would show nothing if Inductor never did."""
+@pytest.mark.parametrize("mark", [False, True])
+def test_inductor_marks_the_buffer_that_was_read_and_uses_it_no_more(mark, read_elsewhere):
+    """Without the mark it would."""
 
     def f(x, w):
         y = (x @ w).relu()
         r = read_elsewhere.read(y)
+        if mark:
+            OPS.record_use.default([y], 0, -1, False)
         z = (x + 1) @ w
         return z @ w, r + 1
 
     lines = inductor_code(f, torch.randn(32, 32), torch.randn(32, 32))
-    assert reused(lines, argument_of(lines[line_of(lines, "esper_test.read")]))
+    if mark:
+        assert_marks_what_is_read(lines, "esper_test.read")
+    assert bool(reused(lines, argument_of(lines[line_of(lines, "esper_test.read")]))) != mark
 
 
 @pytest.mark.slow
