@@ -305,8 +305,7 @@ def test_no_file_mentions_the_machine_it_was_written_on() -> None:
 
 
 def run_gpu_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "tools" / "gpu"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    return python(ROOT / "tools" / "gpu", *arguments)
 
 
 def test_lanes_of_the_gpu_script_have_folders_of_their_own(tmp_path: Path) -> None:

@@ -509,26 +509,14 @@ say(kind=finding.kind, operator=finding.later.operator)
         ("coo.clone()", "read-early"),
         ("nested.clone()", "read-early"),
         ("Wrapper(x).zero_()", "write-early"),
-        ("in_inference()", "write-early"),
-        ("in_thread()", "write-early"),
+        ("in_inference(x)", "write-early"),
+        ("in_thread(x, side)", "write-early"),
         ("torch.func.vmap(lambda t: t.clone())(x.view(2, -1))", "read-early"),
     ],
 )
 def test_whatever_an_operator_takes(run: Run, call: str, kind: str) -> None:
     found = run(f"""
-from wrapper import Wrapper
-
-def in_inference():
-    with torch.inference_mode():
-        x.zero_()
-
-def in_thread():
-    def body():
-        with torch.cuda.stream(side):
-            x.zero_()
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
+from wrapper import Wrapper, in_inference, in_thread
 
 size, i = torch.tensor([[2]]), torch.empty(1, 2, dtype=torch.int64, device="cuda")
 with esper_alloc.audit() as report:

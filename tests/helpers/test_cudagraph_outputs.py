@@ -765,6 +765,7 @@ def simulate(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list]:
     return (x @ y).sin(), [x.sum(), x]
 
 
+@pytest.mark.slow
 def test_on_the_cpu_nothing_changes(monkeypatch) -> None:
     if torch.cuda.is_available():
         monkeypatch.setattr(wrapper, "_graphs_are_possible", lambda: False)

@@ -1217,7 +1217,7 @@ def counting(backend: str) -> Any:
     return CompileCounterWithBackend(backend)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_compiles_whole_and_once(backend: str) -> None:
     model, twin = Policy(), Policy()
     twin.load_state_dict(model.state_dict())

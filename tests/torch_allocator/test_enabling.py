@@ -211,10 +211,7 @@ def test_a_source_folder_that_was_not_built_for_this_python_says_so(tmp_path, ca
         + f"""
         import torch
         torch.version.cuda = torch.version.cuda or "13.0"
-        try:
-            esper_alloc.{call}
-        except esper_alloc.UnavailableError as error:
-            print(error)
+        print(refusal(esper_alloc.UnavailableError, lambda: esper_alloc.{call}))
         """
     )
     assert str(tmp_path) in printed and said in printed, printed
@@ -290,10 +287,7 @@ def test_what_function_pointers_cannot_serve_is_refused_and_nothing_changes(uses
     program = """
 import esper_alloc
 before = torch.cuda.get_allocator_backend()
-try:
-    esper_alloc.enable(uses=USES)
-except esper_alloc.UnavailableError as error:
-    print(error)
+print(refusal(esper_alloc.UnavailableError, lambda: esper_alloc.enable(uses=USES)))
 assert torch.cuda.get_allocator_backend() == before and not esper_alloc.is_enabled()
 assert "ESPER_ALLOC_USES" not in __import__("os").environ
 """
@@ -395,10 +389,7 @@ def test_without_cuda_enable_warns_once_and_does_nothing(change, env, begin, end
         esper_alloc.record_use(torch.ones(3))
         assert esper_alloc.sleep() == (0, 0, ()) and esper_alloc.wake() == 0
         print(esper_alloc.report(), end="")
-        try:
-            esper_alloc.enable(required=True)
-        except esper_alloc.UnavailableError as error:
-            print(error)
+        print(refusal(esper_alloc.UnavailableError, lambda: esper_alloc.enable(required=True)))
         """,
         **env,
     )
@@ -440,10 +431,7 @@ def test_another_allocator_is_named_before_anything_is_tried():
         theirs = CUDAPluggableAllocator(library, "esper_alloc_malloc", "esper_alloc_free")
         torch.cuda.memory.change_current_allocator(theirs)
         def refused():
-            try:
-                esper_alloc.enable()
-            except esper_alloc.UnavailableError as error:
-                print(error)
+            print(refusal(esper_alloc.UnavailableError, esper_alloc.enable))
             assert torch.cuda.get_allocator_backend() == "pluggable"
             assert not esper_alloc.is_enabled() and "esper_alloc._torch" not in sys.modules
         kept = [theirs]
@@ -481,10 +469,7 @@ def test_variable_with_another_value_is_named():
     printed = run(
         """
         import esper_alloc
-        try:
-            esper_alloc.enable()
-        except ValueError as error:
-            print(error)
+        print(refusal(ValueError, esper_alloc.enable))
         """,
         ESPER_ALLOC="yes",
     )
@@ -629,10 +614,7 @@ def test_what_the_environment_says_of_uses_is_checked_at_once():
     printed = run(
         """
         import torch, esper_alloc
-        try:
-            esper_alloc.enable()
-        except ValueError as error:
-            print(error)
+        print(refusal(ValueError, esper_alloc.enable))
         print(esper_alloc.is_enabled())
         """,
         ESPER_ALLOC_USES="some",
@@ -801,18 +783,8 @@ def test_pluggable_allocator_swaps_in():
 @needs_core
 def test_library_exports_the_c_functions():
     library = ctypes.CDLL(esper_alloc.library_path())
-    for name in (
-        "malloc",
-        "free",
-        "record_use",
-        "record_stream",
-        "touch",
-        "init",
-        "reset",
-        "set_memory_fraction",
-        "base",
-        "set_record_stream_visible",
-    ):
+    names = "malloc free record_use record_stream touch init reset set_memory_fraction base"
+    for name in (*names.split(), "set_record_stream_visible"):
         assert getattr(library, f"esper_alloc_{name}")
 
 

@@ -10,7 +10,6 @@ import pytest
 from on_sim import Run, build, running
 
 HEAD = """
-import threading
 import simulated
 import torch
 import esper_alloc
@@ -99,27 +98,15 @@ say(marked=marked, automatic="a" in uses_of(x, a=a))
         ("torch.nn.Parameter(x, requires_grad=False).zero_()", "x"),
         ("Wrapper(x).zero_()", "x"),
         ("x[5:6].view(1, 1).zero_()", "x"),
-        ("in_inference()", "x"),
-        ("in_thread()", "x"),
+        ("in_inference(x)", "x"),
+        ("in_thread(x, a)", "x"),
         ("torch.func.vmap(lambda t: t.clone())(x.view(2, -1))", "x"),
         ("torch.ops.aten.index(x, [i])", "x, i"),
     ],
 )
 def test_whatever_an_operator_takes(run: Run, call: str, parts: str) -> None:
     found = run(f"""
-from wrapper import Wrapper
-
-def in_inference():
-    with torch.inference_mode():
-        x.zero_()
-
-def in_thread():
-    def body():
-        with torch.cuda.stream(a):
-            x.zero_()
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
+from wrapper import Wrapper, in_inference, in_thread
 
 a, b = begin()
 x, y, i = empty(), empty(), torch.empty(1, 2, dtype=torch.int64, device="cuda")
