@@ -25,12 +25,7 @@ torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
 from esper_alloc import cudagraph_outputs  # noqa: E402
-from esper_alloc.helpers.cudagraph_outputs import (  # noqa: E402
-    copies,
-    memory,
-    trees as trees_module,
-    wrapper,
-)
+from esper_alloc.helpers.cudagraph_outputs import copies, memory, trees as trees_module, wrapper  # noqa: E402
 
 
 class Reference:

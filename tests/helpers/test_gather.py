@@ -18,11 +18,7 @@ from processes import output_of
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import (  # noqa: E402
-    given,
-    settings,
-    strategies as st,
-)
+from hypothesis import given, settings, strategies as st  # noqa: E402
 from published_cifar import STUB, use_stub, write_cifar  # noqa: E402
 
 from esper_alloc import (  # noqa: E402
@@ -38,14 +34,7 @@ from esper_alloc.helpers.gather import (  # noqa: E402
     iterator as iteration,
 )
 from esper_alloc.helpers.gather.batch import GatherBatch  # noqa: E402
-from esper_alloc.helpers.gather.plan import (  # noqa: E402
-    GAMMA,
-    Layout,
-    device_index,
-    epoch_seed,
-    mix,
-    plan_epoch,
-)
+from esper_alloc.helpers.gather.plan import GAMMA, Layout, device_index, epoch_seed, mix, plan_epoch  # noqa: E402
 from esper_alloc.helpers.gather.transform import crop_and_flip  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]

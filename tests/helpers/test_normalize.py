@@ -28,11 +28,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import (  # noqa: E402
-    given,
-    settings,
-    strategies as st,
-)
+from hypothesis import given, settings, strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 from esper_alloc import RewardNormalizer, RunningMeanStd, ValueNormalizer  # noqa: E402
