@@ -4,7 +4,9 @@ is skipped where there is a GPU, or no PyTorch with CUDA."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,4 +17,17 @@ if torch.version.cuda is None or torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))
 import build  # noqa: E402
 
-__all__ = ["build", "torch"]
+__all__ = ["Run", "build", "running", "torch"]
+
+#: Runs code, with variables of its environment, and returns what it says last.
+Run = Callable[..., Any]
+
+
+def running(head: str, **always: str) -> Callable[[Path], Run]:
+    """A fixture that runs code behind this beginning, always with these variables."""
+
+    @pytest.fixture
+    def run(library: Path) -> Run:
+        return lambda code, **env: build.answer(library, head + code, **{**always, **env})
+
+    return run

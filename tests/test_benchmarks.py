@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from processes import python
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -148,10 +149,8 @@ def test_every_recorded_row_can_be_measured_again(path: Path) -> None:
               if row.topic == path.stem and row.peer]  # fmt: skip
     wanted += [(one, peer) for topic, one, peer, *_ in shown.FEW if topic == path.stem]
     for one, peer in wanted:
-        assert any((name, peer) in pairs for name in ((one,) if isinstance(one, str) else one)), (
-            one,
-            peer,
-        )
+        names = (one,) if isinstance(one, str) else one
+        assert any((name, peer) in pairs for name in names), (one, peer)
 
 
 def test_parts_have_functions_that_take_what_they_are_told() -> None:
@@ -168,10 +167,7 @@ def test_parts_have_functions_that_take_what_they_are_told() -> None:
                 assert given <= known.keys(), (name, part.name)
                 needed = {key for key, one in known.items() if one.default is one.empty}
                 assert needed <= given | told, (name, part.name)
-            assert topic.settings.keys() <= known.keys() or name in (
-                "sleep",
-                "cudagraph_outputs",
-            ), name
+            assert topic.settings.keys() <= known.keys() or name in ("sleep", "cudagraph_outputs")
 
 
 def test_cases_differ_in_what_the_worker_is_told() -> None:
@@ -195,10 +191,7 @@ def test_cases_differ_in_what_the_worker_is_told() -> None:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCHMARKS / "run.py"), *arguments],
-        capture_output=True, text=True, timeout=1200, env={"PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+    return python(BENCHMARKS / "run.py", *arguments, env={"PATH": "/usr/bin:/bin"})
 
 
 def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -284,21 +277,20 @@ def test_rows_are_there_whenever_a_command_is_cut_off(
     def measure(self: Any, part: Any, cases: Any, rounds: int, seconds: float, each: Any) -> Any:
         found: list[Any] = []
         for ms in (2.0, 4.0):
-            found.append(
-                {case.name: {"machine": ABOUT, "step_ms": ms, "mib": ms} for case in cases}
-            )
+            figures = {"machine": ABOUT, "step_ms": ms, "mib": ms}
+            found.append({case.name: dict(figures) for case in cases})
             found[-1]["no audit"]["step_ms"] = 2.0
             each(found)
-            rows = json.loads(out.read_text())["rows"]
-            seen.append(
-                [(one["rounds"], one["ratio"]) for one in rows if one["name"] == "step, fence"]
-            )
+            [row] = [
+                row for row in json.loads(out.read_text())["rows"] if row["name"] == "step, fence"
+            ]
+            seen.append((row["rounds"], row["ratio"]))
         raise KeyboardInterrupt
 
     measured_by(monkeypatch, measure)
     with pytest.raises(KeyboardInterrupt):
         main(monkeypatch, "fence", "--out", str(out))
-    assert seen == [[(1, 1.0)], [(2, 1.5)]]
+    assert seen == [(1, 1.0), (2, 1.5)]
 
 
 def test_parts_share_the_time_and_none_begins_when_it_is_over(
@@ -472,12 +464,7 @@ def test_cases_are_compared_round_by_round_and_values_as_they_are(tmp_path: Path
     assert (paired["ours"], paired["peer"], paired["rounds"], paired["aim"]) == (3.0, 2.0, 2, 7)
     assert paired["mean_ratio"] == 1.5 and paired["ours_range"] == [1.0, 5.0]
     assert (figures["ours"], figures["peer"], figures["peer_name"]) == (1.0, 4.0, "y")
-    assert (constant["ours"], constant["rounds"], constant["ratio"], constant["met"]) == (
-        3.0,
-        3,
-        None,
-        True,
-    )
+    assert [constant[key] for key in ("ours", "rounds", "ratio", "met")] == [3.0, 3, None, True]
     assert (lists["ours"], lists["peer"]) == (2, 4) and "mean_ratio" not in lists
     assert made.complete
     made.add(row("missing", "", "none", "a", "b"), rounds)
@@ -588,20 +575,18 @@ def add_job(
 
 
 def job_rounds() -> list[dict[str, dict[str, Any]]]:
+    """Two, in which the step times differ, and in the second what cudaMallocAsync computes."""
     return [
         {
-            "esper_alloc": worker(2000, 2030, 10.0),
-            "native": worker(2000, 3000, 11.0),
-            "native, expandable": worker(1990, 2100, 10.2),
-            "cudaMallocAsync": worker(1995, 2500, 12.0),
-        },
-        {
-            "esper_alloc": worker(2000, 2030, 10.1),
-            "native": worker(2000, 3000, 10.1),
-            "native, expandable": worker(1990, 2100, 10.0),
-            "cudaMallocAsync": worker(1995, 2500, 12.0, "abd"),
-        },
-    ]
+            "esper_alloc": worker(2000, 2030, ours),
+            "native": worker(2000, 3000, native),
+            "native, expandable": worker(1990, 2100, expandable),
+            "cudaMallocAsync": worker(1995, 2500, 12.0, outputs),
+        }
+        for ours, native, expandable, outputs in (
+            (10.0, 11.0, 10.2, "abc"), (10.1, 10.1, 10.0, "abd"),
+        )
+    ]  # fmt: skip
 
 
 def test_rows_of_a_job(tmp_path: Path) -> None:
@@ -609,13 +594,8 @@ def test_rows_of_a_job(tmp_path: Path) -> None:
     add_job(made, "gpt2", job_rounds())
     rows = rows_of(made)
     peak = rows["gpt2: peak reserved", jobs.LEAST]
-    assert (peak["ours"], peak["peer"], peak["goal"], peak["met"]) == (
-        2030,
-        1990,
-        1 + 256 / 1990,
-        True,
-    )
-    assert peak["peer_is"] == "native, expandable" and peak["aim"] == 1.02
+    assert (peak["ours"], peak["peer"], peak["goal"]) == (2030, 1990, 1 + 256 / 1990)
+    assert peak["met"] and peak["peer_is"] == "native, expandable" and peak["aim"] == 1.02
     step = rows["gpt2: step time", jobs.FASTEST]
     assert step["peer_is"] == "native, expandable" and step["goal"] == 1.0
     assert step["judged"] == "no_more" and step["met"] is False  # two rounds show too little
@@ -955,7 +935,7 @@ sleep.seconds_of = lambda work: work() or 2.0
 sys.argv = ["run.py", "--worker", {json.dumps(asked)!r}]
 sys.exit(run.main())
 """
-    done = subprocess.run([sys.executable, "-c", worker], capture_output=True, text=True)
+    done = python("-c", worker)
     assert done.returncode == (3 if fails else 0), done.stderr
     assert ("IndexError" in done.stderr) is fails
     assert ("benchmark-result: " in done.stdout) is not fails
@@ -1191,18 +1171,8 @@ def test_large_layers_have_as_many_mib_as_their_rows_say() -> None:
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "tensor_parallel"])
 def test_engines_train_on_the_cpu(engine: str, tmp_path: Path) -> None:
     out = tmp_path / "engines.json"
-    how = [
-        "engines",
-        "--part",
-        engine,
-        "--set",
-        "device=cpu",
-        "--set",
-        "steps=3",
-        "--out",
-        str(out),
-    ]
-    done = command(*how)
+    how = f"engines --part {engine} --set device=cpu --set steps=3 --out".split()
+    done = command(*how, str(out))
     assert out.exists(), done.stdout + done.stderr
     found = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
     assert found[f"{engine}: {LOSSES}"]["ours"] == 0.0

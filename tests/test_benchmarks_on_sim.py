@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from on_sim import build
+from processes import python
 
 HERE = Path(__file__).resolve().parent
 BENCHMARKS = HERE.parent / "benchmarks"
@@ -31,11 +31,8 @@ run.main()
 
 def run(library: Path, code: str, *arguments: str, input: str = "", **env: str) -> list[str]:
     """The lines that a program prints on the simulated device."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(BENCHMARKS), *arguments],
-        env={**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "4096", **env},
-        capture_output=True, text=True, timeout=3000, input=input,
-    )  # fmt: skip
+    env = {**os.environ, **build.environment(library), "SIM_CAPACITY_MB": "4096", **env}
+    done = python("-c", code, BENCHMARKS, *arguments, env=env, input=input)
     if done.returncode and ("No such file or directory: 'g++'" in done.stderr):
         pytest.skip("no C++ compiler")
     assert done.returncode == 0, done.stderr

@@ -55,6 +55,16 @@ def installed_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "installed"
 
 
+def failed(*command: object, **environment: str) -> list[str]:
+    """The lines that a command complains in, which must fail."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stderr.splitlines()
+
+
 def built_anew(folder: Path, source: Path, **environment: str) -> bool:
     """Builds the core in `source`; whether setup.py found that necessary."""
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("_core.*.so")}
@@ -191,11 +201,7 @@ import setuptools.command.build_ext
 {change}
 runpy.run_path("setup.py")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    (line,) = failed(sys.executable, "-c", program)
     assert words in line
 
 
@@ -203,16 +209,8 @@ def test_an_old_setuptools_is_named_whatever_it_lacks(tmp_path: Path) -> None:
     package = tmp_path / "setuptools"
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '65.5.0'\n")
-    done = subprocess.run(
-        [sys.executable, "setup.py", "--version"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "this is 65.5.0: run `pip install 'setuptools>=77,<82'`" in line
+    (said,) = failed(sys.executable, "setup.py", "--version", PYTHONPATH=str(tmp_path))
+    assert "this is 65.5.0: run `pip install 'setuptools>=77,<82'`" in said
 
 
 WITHOUT_TORCH = """
@@ -227,9 +225,8 @@ runpy.run_path("setup.py", run_name="__main__")
 def test_installing_without_torch_fails_with_the_command(tmp_path: Path) -> None:
     """pip's isolated builds see no torch, and pip shows nothing of a build that succeeds."""
     command = [sys.executable, "-c", WITHOUT_TORCH, "build", f"--build-base={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and list(tmp_path.rglob("*.o")) == []
-    said = done.stderr.splitlines()[-1]
+    *_, said = failed(*command)
+    assert list(tmp_path.rglob("*.o")) == []
     assert "un `pip install --no-build-isolation .`" in said
     assert "build with ESPER_ALLOC_SHIM=0" in said
     # The metadata and the sources can be had without.
@@ -311,12 +308,9 @@ def test_a_torch_that_is_too_old_stops_the_build_before_a_file_is_compiled(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     command = [sys.executable, "setup.py", "--quiet", "build_ext", f"--build-temp={tmp_path}/temp"]
-    done = subprocess.run(
-        [*command, "--inplace" if inplace else f"--build-lib={tmp_path}/lib"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 1 and not (tmp_path / "temp").exists()
-    last = done.stderr.splitlines()[-1]
+    command += ["--inplace" if inplace else f"--build-lib={tmp_path}/lib"]
+    *_, last = failed(*command, PYTHONPATH=str(tmp_path))
+    assert not (tmp_path / "temp").exists()
     assert "needs torch 2.11 or newer, and this is torch 2.10.0+cu128" in last
 
 
@@ -460,6 +454,13 @@ def test_the_nvcc_of_torchs_own_version_comes_first(
     assert build.kernels_possible and build.nvcc == found[2]
 
 
+needs_extension = pytest.mark.skipif(
+    not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR),
+    reason="the extension for torch is not built",
+)
+
+
+@needs_extension
 def test_a_build_without_kernels_says_so(tmp_path: Path) -> None:
     program = """
 import os, runpy, sys
@@ -468,17 +469,14 @@ setuptools.setup = lambda **k: print([e.name for e in k["ext_modules"]])
 found = runpy.run_path("setup.py")
 print(found["FOUND"].kernels_missing)
 """
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
-        pytest.skip("the extension for torch is not built")
     said = run(sys.executable, "-c", program, ESPER_ALLOC_KERNELS="0")
     assert "'esper_alloc._torch'" in said and "'esper_alloc._kernels'" not in said
     assert "the kernels: left out by ESPER_ALLOC_KERNELS=0" in said
 
 
+@needs_extension
 def test_an_nvcc_that_fails_leaves_the_rest(tmp_path: Path) -> None:
     """It refuses the C++ compiler, say: no kernels, and a sentence that says why."""
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
-        pytest.skip("the extension for torch is not built")
     program = """
 import runpy, sys
 sys.path.insert(0, "tools")
@@ -500,10 +498,9 @@ print(build.kernels_missing)
     assert "CXX=... names another C++ compiler" in said
 
 
+@needs_extension
 def test_kernels_are_compiled_again_where_something_differs(tmp_path: Path) -> None:
     """Another torch does not concern them: nvcc is what takes longest."""
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
-        pytest.skip("the extension for torch is not built")
     nvcc = tmp_path / "nvcc"
     nvcc.write_text('#!/bin/sh\nfor last; do :; done\necho "$last" >> "$0.log"\n: > "$last"\n')
     nvcc.chmod(0o755)
@@ -534,10 +531,9 @@ print(count(gather.unlink))
     assert said[-4:-1] == ["1.0", "0.0", "1.0"] and 0 < float(said[-1]) < 1
 
 
+@needs_extension
 def test_kernels_are_built_where_they_can_be(torch_build: Any) -> None:
     """Without this, a mistake in a kernel would only make everything slower."""
-    if not (HAS_TORCH and importlib.import_module("esper_alloc._build").BUILT_FOR):
-        pytest.skip("the extension for torch is not built")
     build = importlib.import_module("esper_alloc._build")
     if os.environ.get("ESPER_ALLOC_KERNELS") != "0":
         assert torch_build.find().kernels_possible == build.HAS_KERNELS, build.WHAT_IS_MISSING

@@ -162,38 +162,17 @@ def test_random_reads() -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [
-        "esper_alloc.h",
-        "esper_report.h",
-        "esper_sleep.h",
-        "device/device.h",
-        "device/sim/sim.h",
-        "python/capi.h",
-    ],
+    "esper_alloc esper_report esper_sleep device/device device/sim/sim python/capi".split(),
 )
 @pytest.mark.parametrize("language, standard", [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")])
 def test_header_compiles_alone(header: str, language: str, standard: str) -> None:
-    source = f'#include "{CSRC / header}"\nint main() {{ return 0; }}\n'
+    source = f'#include "{CSRC / header}.h"\nint main() {{ return 0; }}\n'
     compiler = CC if language == "c" else CXX
     if not compiler:
         pytest.skip(f"needs a compiler of {language}")
-    done = subprocess.run(
-        [
-            *compiler,
-            "-x",
-            language,
-            f"-std={standard}",
-            "-pedantic",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-fsyntax-only",
-            "-",
-        ],
-        input=source,
-        text=True,
-        capture_output=True,
-    )
+    command = [*compiler, "-x", language, f"-std={standard}"]
+    command += "-pedantic -Wall -Wextra -Werror -fsyntax-only -".split()
+    done = subprocess.run(command, input=source, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from processes import output_of, python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -138,13 +139,7 @@ def test_readme_example_is_the_example_file() -> None:
 
 def test_readme_example_runs() -> None:
     torch = pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "side_stream.py")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=3000,
-    )
+    done = python(ROOT / "examples" / "side_stream.py", env={**os.environ, "PYTHONPATH": str(ROOT)})
     if torch.cuda.is_available():
         assert (done.returncode, done.stdout) == (0, "8388608.0\n"), done.stderr
     else:
@@ -182,19 +177,12 @@ def test_documented_commands_exist(command: str) -> None:
     if name.startswith("-"):
         assert name in ("--help", "--version")
         return
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_alloc", name, "--help"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
+    said = output_of("-m", "esper_alloc", name, "--help", cwd=ROOT)
     for word in rest:
         if name in ("run", "audit") and not word.startswith("-"):
             break  # the rest belongs to the program
         if word.startswith("-"):
-            assert re.search(rf"(?<![\w-]){re.escape(word)}\b", done.stdout), f"{name} {word}"
+            assert re.search(rf"(?<![\w-]){re.escape(word)}\b", said), f"{name} {word}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
@@ -317,8 +305,7 @@ def test_no_file_mentions_the_machine_it_was_written_on() -> None:
 
 
 def run_gpu_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "tools" / "gpu"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    return python(ROOT / "tools" / "gpu", *arguments)
 
 
 def test_lanes_of_the_gpu_script_have_folders_of_their_own(tmp_path: Path) -> None:
@@ -376,11 +363,8 @@ def test_the_gpu_script_runs_what_there_is(gpu_script: types.ModuleType) -> None
     named = {word.removeprefix("--ignore=") for word in words if re.search(r"test_\w+\.py$", word)}
     assert named and all((ROOT / name).is_file() for name in named)
     benchmarks = [part.command[2] for part in parts if part.command[1] == "benchmarks/run.py"]
-    listed = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--list"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert {line.split()[0] for line in listed.stdout.splitlines()} == set(benchmarks)
+    listed = output_of(ROOT / "benchmarks" / "run.py", "--list")
+    assert {line.split()[0] for line in listed.splitlines()} == set(benchmarks)
     suites = [part for part in parts if part.name.startswith("suite-")]
     alone = {
         word for part in suites if "tests/gpu" not in part.command for word in part.command

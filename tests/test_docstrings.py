@@ -11,7 +11,6 @@ import ctypes
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import types
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import output_of
 
 import esper_alloc
 
@@ -156,8 +156,4 @@ def test_examples_run_that_come_before_cuda(name: str) -> None:
         "ESPER_ALLOC": "",
         "PYTHONPATH": str(Path(esper_alloc.__file__).parents[1]),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+    assert output_of("-c", program, env=env) == ""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from processes import output_of
 
 torch = pytest.importorskip("torch")
 
@@ -100,11 +100,8 @@ def test_the_extension_compiles_and_finds_the_one_core(tmp_path: Path) -> None:
         "maps = open('/proc/self/maps').read().split()\n"
         "print(len({word for word in maps if '/_core.' in word}))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=3000
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    built, cores = done.stdout.strip().splitlines()[-2:]
+    said = output_of("-c", code, cwd=ROOT)
+    built, cores = said.strip().splitlines()[-2:]
     assert built == f"built {tmp_path}/esper_alloc_example.so"
     assert cores == "1"
 

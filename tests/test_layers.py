@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from circles import circle
 from compilers import CC, CXX
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -204,30 +205,6 @@ def edges_up(edges: Edges) -> list[str]:
         for (start, end), names in sorted(edges.items())
         if layer(end) > layer(start) or knows_too_much(start, end)
     ]
-
-
-def circle(edges: Edges) -> list[str]:
-    """Files that reach each other, in order; empty: there are none."""
-    reached: dict[str, list[str]] = {}
-    for start, end in edges:
-        reached.setdefault(start, []).append(end)
-    done: set[str] = set()
-
-    def visit(name: str, path: list[str]) -> list[str]:
-        if name in path:
-            return [*path[path.index(name) :], name]
-        if name in done:
-            return []
-        for end in sorted(reached.get(name, [])):
-            if found := visit(end, [*path, name]):
-                return found
-        done.add(name)
-        return []
-
-    for name in sorted(reached):
-        if found := visit(name, []):
-            return found
-    return []
 
 
 def c_sources(csrc: Path) -> list[Path]:

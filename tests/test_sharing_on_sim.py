@@ -3,15 +3,12 @@ handle have in one process here: what is opened is mapped once more."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from on_sim import build
+from on_sim import Run, running
 
 HEAD = """
-import json
 import simulated
 import torch
+from simulated import say
 
 MIB = 2**20
 
@@ -25,9 +22,6 @@ def opened(shared):
     return torch.empty(0, dtype=torch.int32, device="cuda").set_(storage)
 
 
-def say(**answer):
-    print(json.dumps(answer))
-
 
 def error_of(call, *arguments):
     try:
@@ -37,14 +31,12 @@ def error_of(call, *arguments):
 """
 
 
-def run(library: Path, code: str, pages: bool = True, **env: str) -> Any:
-    if pages:
-        env["SIM_MAPS_PAGES"] = "1"
-    return build.answer(library, HEAD + code, **env)
+run = running(HEAD, SIM_MAPS_PAGES="1")
+run_classic = running(HEAD)
 
 
-def test_both_have_the_same_memory(library: Path) -> None:
-    found = run(library, """
+def test_both_have_the_same_memory(run: Run) -> None:
+    found = run("""
 host = torch.arange(3 * MIB, dtype=torch.int32)
 on_device(host[: 2 * MIB])  # is freed at once, so x begins on its page
 x = on_device(host)
@@ -58,14 +50,14 @@ more = simulated.mappings() - before
 del y
 say(same=same, seen=seen, elsewhere=elsewhere, more=more,
     after=simulated.mappings() - before, names=simulated.names(), valid=simulated.core_is_valid())
-""")  # fmt: skip
+""")
     assert found["same"] and found["seen"] == -7 and found["elsewhere"] and found["valid"]
     assert found["more"] == found["names"] >= 2
     assert found["after"] == 0
 
 
-def test_thousands_of_small_tensors_share_their_pages(library: Path) -> None:
-    found = run(library, """
+def test_thousands_of_small_tensors_share_their_pages(run: Run) -> None:
+    found = run("""
 kept = [on_device(torch.full((5,), i, dtype=torch.int32)) for i in range(3000)]
 before = simulated.mappings()
 shared = [x.untyped_storage()._share_cuda_() for x in kept]
@@ -79,14 +71,14 @@ last = int(there[0].cpu()[0])
 del there
 say(handles=len(handles), wrong=wrong, more=more, left=left, last=last,
     after=simulated.mappings() - before)
-""")  # fmt: skip
+""")
     assert found["wrong"] == 0 and found["last"] == 2999
     assert found["handles"] == found["more"] <= 2
     assert found["left"] == 1 and found["after"] == 0
 
 
-def test_what_was_shared_goes_back_when_nothing_of_it_is_live(library: Path) -> None:
-    found = run(library, """
+def test_what_was_shared_goes_back_when_nothing_of_it_is_live(run: Run) -> None:
+    found = run("""
 x, y = (on_device(torch.arange(6 * MIB, dtype=torch.int32)) for _ in range(2))
 shared = x.untyped_storage()._share_cuda_()
 there = opened(shared)
@@ -99,15 +91,15 @@ torch.cuda.ipc_collect()
 torch.cuda.empty_cache()
 say(kept=kept, names=simulated.names(), reserved=torch.cuda.memory_reserved() // MIB,
     refused=error_of(opened, shared))
-""")  # fmt: skip
+""")
     assert found["kept"] > 0
     assert found["names"] == 0
     assert found["reserved"] <= 32  # of y
     assert "this CUDA tensor cannot be opened here" in found["refused"]
 
 
-def test_other_handles_are_refused_in_words(library: Path) -> None:
-    found = run(library, """
+def test_other_handles_are_refused_in_words(run: Run) -> None:
+    found = run("""
 x = on_device(torch.arange(6 * MIB, dtype=torch.int32))
 shared = list(x.untyped_storage()._share_cuda_())
 said = []
@@ -116,7 +108,7 @@ for handle in (shared[1].replace(b"esper_alloc 1", b"esper_alloc 2"), shared[1][
     shared[1] = handle
     said.append(error_of(opened, shared))
 say(said=said)
-""")  # fmt: skip
+""")
     version, cut, kind, nothing, native = found["said"]
     for said in (version, native):
         assert "was shared by a process that does not run on esper_alloc" in said
@@ -124,8 +116,8 @@ say(said=said)
         assert "in a way that this one cannot read" in said
 
 
-def test_pages_that_cannot_be_shared_say_so(library: Path) -> None:
-    found = run(library, """
+def test_pages_that_cannot_be_shared_say_so(run: Run) -> None:
+    found = run("""
 x = on_device(torch.arange(6 * MIB, dtype=torch.int32))
 said = error_of(x.untyped_storage()._share_cuda_)
 del x
@@ -137,13 +129,13 @@ say(said=said, reserved=torch.cuda.memory_reserved())
     assert found["reserved"] == 0
 
 
-def test_classic_segments_are_shared_as_before(library: Path) -> None:
-    found = run(library, """
+def test_classic_segments_are_shared_as_before(run_classic: Run) -> None:
+    found = run_classic("""
 x = on_device(torch.arange(6 * MIB, dtype=torch.int32))
 y = opened(x.untyped_storage()._share_cuda_())
 count = simulated.opened_handles()
 same = y.data_ptr() == x.data_ptr()
 del y
 say(count=count, after=simulated.opened_handles(), same=same, names=simulated.names())
-""", pages=False)  # fmt: skip
+""")
     assert found == {"count": 1, "after": 0, "same": True, "names": 0}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 torch = pytest.importorskip("torch")
 
@@ -66,16 +66,10 @@ def test_a_whole_order_is_a_peak(simulator) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--unwrapped"]])
 def test_the_example_runs(more) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--size", "32", "--device", "cpu", "--mode", "eager", *more],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("brightest at") == 6
-    assert ("copied 0 outputs" in done.stdout) == (not more)
+    how = "--size 32 --device cpu --mode eager".split()
+    said = output_of(EXAMPLE, *how, *more, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert said.count("brightest at") == 6
+    assert ("copied 0 outputs" in said) == (not more)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -6,13 +6,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from processes import output_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,12 +38,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the built site."""
     need_mkdocs()
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True, text=True, timeout=3000,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    output_of("-m", "mkdocs", "build", "--strict", "--site-dir", folder, cwd=ROOT, env=env)
     return folder
 
 

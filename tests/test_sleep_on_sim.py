@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from on_sim import build
+from on_sim import Run, build, running
 
 HERE = Path(__file__).resolve().parent
 
@@ -17,6 +16,7 @@ import json
 import simulated
 import torch
 import esper_alloc
+from simulated import say
 
 MIB = 2**20
 
@@ -24,9 +24,6 @@ MIB = 2**20
 def on_device(values):
     return values.to("cuda")
 
-
-def say(**answer):
-    print(json.dumps(answer))
 
 
 def error_of(call, *arguments, **keywords):
@@ -37,18 +34,16 @@ def error_of(call, *arguments, **keywords):
 """
 
 
-def run(library: Path, code: str, pages: bool = True, **env: str) -> Any:
-    if pages:
-        env["SIM_MAPS_PAGES"] = "1"
-    return build.answer(library, HEAD + code, **env)
+run = running(HEAD, SIM_MAPS_PAGES="1")
+run_classic = running(HEAD)
 
 
 #: MemPools have mapped segments, too.
 ALL_MAPPED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
-def test_contents_come_back_to_the_same_addresses(library: Path) -> None:
-    found = run(library, """
+def test_contents_come_back_to_the_same_addresses(run: Run) -> None:
+    found = run("""
 host = torch.arange(3 * MIB, dtype=torch.int32)
 with esper_alloc.tag("weights"):
     x, small = on_device(host), on_device(host[:5])
@@ -65,7 +60,7 @@ say(same=x.cpu().equal(host) and small.cpu().equal(host[:5]), moved=x.data_ptr()
     readable=readable, before=before, asleep=asleep, after=simulated.mappings(), woken=woken,
     result=result, stats=stats, reserved=reserved, allocated=allocated,
     awake=esper_alloc.tag_stats()["weights"], valid=simulated.core_is_valid())
-""")  # fmt: skip
+""")
     assert found["same"] and not found["moved"] and found["readable"] and found["valid"]
     assert found["asleep"] < found["before"] == found["after"]
     given_back, kept, stays = found["result"]
@@ -77,8 +72,8 @@ say(same=x.cpu().equal(host) and small.cpu().equal(host[:5]), moved=x.data_ptr()
     assert found["awake"]["sleeping_bytes"] == 0 and not found["awake"]["asleep"]
 
 
-def test_everything_may_sleep_and_wake_after_an_exception(library: Path) -> None:
-    found = run(library, """
+def test_everything_may_sleep_and_wake_after_an_exception(run: Run) -> None:
+    found = run("""
 x = on_device(torch.arange(MIB))
 try:
     with esper_alloc.asleep() as result:
@@ -89,15 +84,15 @@ except KeyError as error:
     seen = str(error)
 say(asleep=asleep, refused=refused, seen=seen, kept=result.kept,
     same=x.cpu().equal(torch.arange(MIB)))
-""")  # fmt: skip
+""")
     assert found["asleep"] == 0 and found["same"] and found["seen"] == "'mine'"
     assert found["kept"] == 8 * 2**20
     assert "memory without a tag sleeps on device 0" in found["refused"]
 
 
-def test_what_asleep_was_given_is_what_wakes(library: Path) -> None:
+def test_what_asleep_was_given_is_what_wakes(run: Run) -> None:
     """An iterator gives its tags once, and "cuda" may be another device at the end."""
-    found = run(library, """
+    found = run("""
 with esper_alloc.tag("weights"):
     x = on_device(torch.arange(MIB))
     y = torch.arange(MIB).to("cuda:1")
@@ -105,13 +100,13 @@ with esper_alloc.asleep(iter(["weights"]), device="cuda"):
     torch.cuda.set_device(1)
 say(asleep=[esper_alloc.tag_stats(number)["weights"]["asleep"] for number in (0, 1)],
     same=x.cpu().equal(y.cpu()))
-""")  # fmt: skip
+""")
     assert found == {"asleep": [False, False], "same": True}
 
 
-def test_devices_sleep_together_and_wake_one_by_one(library: Path) -> None:
+def test_devices_sleep_together_and_wake_one_by_one(run: Run) -> None:
     """Before and after, each device copies from the other."""
-    found = run(library, """
+    found = run("""
 host = torch.arange(6 * MIB)
 with esper_alloc.tag("weights"):
     here, there = host.to("cuda:0"), host.to("cuda:1")
@@ -135,7 +130,7 @@ steps.append([asleep(), reserved()])
 say(before=before, after=across(), one=one, kept=result.kept, woken=woken, steps=steps,
     refused=refused, none=esper_alloc.sleep(device=1).stays + esper_alloc.sleep(device="cuda").stays,
     valid=simulated.core_is_valid())
-""")  # fmt: skip
+""")
     size = 48 * 2**20
     assert found["before"] and found["one"] and found["after"] and found["valid"]
     assert found["kept"] == 2 * size and found["woken"] == size
@@ -148,19 +143,19 @@ say(before=before, after=across(), one=one, kept=result.kept, woken=woken, steps
     assert found["none"] == []
 
 
-def test_keep_nothing_wakes_as_zeros(library: Path) -> None:
-    found = run(library, """
+def test_keep_nothing_wakes_as_zeros(run: Run) -> None:
+    found = run("""
 with esper_alloc.tag("kv"):
     x = on_device(torch.ones(MIB))
 result = esper_alloc.sleep("kv", keep="nothing")
 esper_alloc.wake()
 say(kept=result.kept, sum=float(x.cpu().sum()))
-""")  # fmt: skip
+""")
     assert found == {"kept": 0, "sum": 0.0}
 
 
-def test_tags_nest_and_can_be_entered_again(library: Path) -> None:
-    found = run(library, """
+def test_tags_nest_and_can_be_entered_again(run: Run) -> None:
+    found = run("""
 weights = esper_alloc.tag("weights")
 with weights:
     a = on_device(torch.ones(5))
@@ -170,12 +165,12 @@ with weights:
         c = on_device(torch.ones(5))
 d = on_device(torch.ones(5))
 say(stats={tag: one["allocated_bytes"] for tag, one in esper_alloc.tag_stats().items()})
-""")  # fmt: skip
+""")
     assert found["stats"] == {"": 512, "weights": 1024, "kv": 512}
 
 
-def test_a_tag_is_the_threads_own(library: Path) -> None:
-    found = run(library, """
+def test_a_tag_is_the_threads_own(run: Run) -> None:
+    found = run("""
 import threading
 kept = []
 with esper_alloc.tag("weights"):
@@ -183,13 +178,13 @@ with esper_alloc.tag("weights"):
     other.start()
     other.join()
 say(stats={tag: one["allocated_bytes"] for tag, one in esper_alloc.tag_stats().items()})
-""")  # fmt: skip
+""")
     assert found["stats"] == {"": 512}
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_functions_have_tags_around_them_and_inside(library: Path, backend: str) -> None:
-    found = run(library, f"""
+def test_compiled_functions_have_tags_around_them_and_inside(run: Run, backend: str) -> None:
+    found = run(f"""
 import warnings
 
 def make(n):
@@ -219,14 +214,14 @@ asleep = error_of(make_asleep)
 esper_alloc.wake("around")
 say(stats={{tag: one["allocated_bytes"] for tag, one in esper_alloc.tag_stats().items()}},
     refused=refused, asleep=asleep)
-""")  # fmt: skip
+""")
     assert found["stats"] == {"": 8 * 2**20, "around": 4 * 2**20, "inside": 8 * 2**20}
     assert found["refused"].startswith("Unsupported")
     assert "'around' sleeps on device 0" in found["asleep"]
 
 
-def test_no_tags_and_memory_without_one_are_not_everything(library: Path) -> None:
-    found = run(library, """
+def test_no_tags_and_memory_without_one_are_not_everything(run: Run) -> None:
+    found = run("""
 with esper_alloc.tag("weights"):
     x = on_device(torch.arange(MIB))
 y = on_device(torch.arange(5))
@@ -238,16 +233,16 @@ esper_alloc.wake("")
 steps += [asleep(), esper_alloc.sleep(("weights", "")).kept, asleep()]
 esper_alloc.wake(["", "weights"])
 say(steps=steps, same=x.cpu().equal(torch.arange(MIB)) and y.cpu().equal(torch.arange(5)))
-""")  # fmt: skip
+""")
     kept = 8 * 2**20 + 512
     assert found["steps"] == [0, [], 512, [""], 0, [""], [], kept, ["", "weights"]]
     assert found["same"]
 
 
-def test_a_graph_whose_pool_sleeps_is_not_replayed(library: Path) -> None:
+def test_a_graph_whose_pool_sleeps_is_not_replayed(run: Run) -> None:
     """The simulated device captures nothing, so a MemPool stands for the graph's pool, and a
     replay that goes on is refused by PyTorch."""
-    found = run(library, """
+    found = run("""
 import gc
 pool = torch.cuda.MemPool()
 with esper_alloc.tag("rollout"), torch.cuda.use_mem_pool(pool):
@@ -299,21 +294,21 @@ with esper_alloc.asleep("weights"):
     assert f"{int(awake):#x}" not in done.stderr
 
 
-def test_what_is_freed_asleep_does_not_wake(library: Path) -> None:
-    found = run(library, """
+def test_what_is_freed_asleep_does_not_wake(run: Run) -> None:
+    found = run("""
 with esper_alloc.tag("weights"):
     x, y = on_device(torch.ones(4 * MIB)), on_device(torch.ones(4 * MIB))
 esper_alloc.sleep("weights")
 del x
 woken = esper_alloc.wake("weights")
 say(woken=woken, sum=float(y.cpu().sum()), valid=simulated.core_is_valid())
-""")  # fmt: skip
+""")
     assert found["woken"] < 24 * 2**20 and found["valid"]
     assert found["sum"] == 4 * 2**20
 
 
-def test_a_wake_without_memory_can_be_repeated(library: Path) -> None:
-    found = run(library, """
+def test_a_wake_without_memory_can_be_repeated(run: Run) -> None:
+    found = run("""
 with esper_alloc.tag("weights"):
     x = on_device(torch.ones(10 * MIB))
 esper_alloc.sleep("weights")
@@ -328,20 +323,20 @@ say(refused=refused, sum=float(x.cpu().sum()), valid=simulated.core_is_valid())
     assert found["sum"] == 10 * 2**20
 
 
-def test_classic_segments_are_named(library: Path) -> None:
-    found = run(library, """
+def test_classic_segments_are_named(run_classic: Run) -> None:
+    found = run_classic("""
 x = on_device(torch.ones(10 * MIB))
 result = esper_alloc.sleep()
 esper_alloc.wake()
 say(result=result, sum=float(x.cpu().sum()))
-""", pages=False)  # fmt: skip
+""")
     (stay,) = found["result"][2]
     assert stay[0] >= 40 * 2**20 and "ESPER_ALLOC_SEGMENTS=mapped" in stay[1]
     assert found["sum"] == 10 * 2**20
 
 
-def test_bad_arguments_are_refused(library: Path) -> None:
-    found = run(library, """
+def test_bad_arguments_are_refused(run: Run) -> None:
+    found = run("""
 x = on_device(torch.ones(5))
 def entered(name):
     with esper_alloc.tag(name):
@@ -356,7 +351,7 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
               for tags in (5, b"weights", ["weights", None], [["weights"]])],
     asleep=[tag for tag, one in esper_alloc.tag_stats().items() if one["asleep"]],
     same=x.cpu().equal(torch.ones(5)))
-""")  # fmt: skip
+""")
     said = found["said"]
     assert (
         said[0]
@@ -380,29 +375,29 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
     assert found["same"] and found["asleep"] == []
 
 
-def test_host_memory_is_given_back_on_request(library: Path) -> None:
-    found = run(library, """
+def test_host_memory_is_given_back_on_request(run: Run) -> None:
+    found = run("""
 x = on_device(torch.ones(5))
 with esper_alloc.asleep():
     pass
 kept = esper_alloc.tag_stats()[""]["host_bytes"]
 esper_alloc.trim_sleep()
 say(kept=kept, after=esper_alloc.tag_stats()[""]["host_bytes"])
-""")  # fmt: skip
+""")
     assert found == {"kept": 512, "after": 0}
 
 
-def test_a_process_may_exit_while_its_memory_sleeps(library: Path) -> None:
-    found = run(library, """
+def test_a_process_may_exit_while_its_memory_sleeps(run: Run) -> None:
+    found = run("""
 x = on_device(torch.ones(MIB))
 esper_alloc.sleep()
 say(asleep=esper_alloc.tag_stats()[""]["asleep"])
-""")  # fmt: skip
+""")
     assert found["asleep"]
 
 
-def test_a_forked_child_can_neither_sleep_nor_wake(library: Path) -> None:
-    found = run(library, """
+def test_a_forked_child_can_neither_sleep_nor_wake(run: Run) -> None:
+    found = run("""
 import os
 x = on_device(torch.arange(5))
 esper_alloc.sleep()
@@ -415,7 +410,7 @@ os.wait()
 said = json.loads(os.read(read, 65536))
 esper_alloc.wake()
 say(said=said, same=x.cpu().equal(torch.arange(5)))
-""")  # fmt: skip
+""")
     assert found["same"]
     assert all("forked" in words for words in found["said"])
 
@@ -434,8 +429,8 @@ def test_without_the_allocator_tags_do_nothing_and_sleep_refuses() -> None:
     esper_alloc.trim_sleep()
 
 
-def test_the_memory_savers_interface(library: Path) -> None:
-    found = run(library, """
+def test_the_memory_savers_interface(run: Run) -> None:
+    found = run("""
 from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver
 
 with saver.region(tag="weights", enable_cpu_backup=True):
@@ -466,7 +461,7 @@ say(before=before, one=one, both=both, after=simulated.mappings(), readable=read
     long=error_of(named, "x" * 64), later=[error_of(saver.pause), error_of(saver.resume)],
     no_names=[error_of(call, tag) for call in (named, saver.pause, saver.resume)
               for tag in (5, ["kv"])], none=error_of(named, None))
-""")  # fmt: skip
+""")
     assert found["both"] < found["one"] < found["before"] == found["after"]
     assert found["weights"] and found["readable"] and found["kv"] == 0
     assert found["refused"].startswith("NotImplementedError") and (
@@ -480,8 +475,8 @@ say(before=before, one=one, both=both, after=simulated.mappings(), readable=read
     assert found["none"] == "TypeError: tag=None: pass a name"
 
 
-def test_the_memory_savers_graphs_have_a_tag(library: Path) -> None:
-    found = run(library, """
+def test_the_memory_savers_graphs_have_a_tag(run: Run) -> None:
+    found = run("""
 from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver
 kept, given = [], []
 
@@ -500,14 +495,14 @@ saver.pause("graphs")
 paused = [tag for tag, one in esper_alloc.tag_stats().items() if one["asleep"]]
 saver.resume("graphs")
 say(given=given, paused=paused, same=kept[0].cpu().equal(torch.arange(MIB)))
-""")  # fmt: skip
+""")
     names = {"pool": 3, "stream": None, "capture_error_mode": "global"}
     assert found["given"] == [["graph"], names]
     assert found["paused"] == ["graphs, keeps host"] and found["same"]
 
 
-def test_snapshots_show_what_sleeps(library: Path) -> None:
-    found = run(library, """
+def test_snapshots_show_what_sleeps(run: Run) -> None:
+    found = run("""
 from esper_alloc.replay.snapshot import with_uses
 
 with esper_alloc.tag("weights"):
@@ -533,7 +528,7 @@ esper_alloc.sleep("weights")
 asleep = look()
 esper_alloc.wake("weights")
 say(before=before, asleep=asleep, after=look())
-""")  # fmt: skip
+""")
     before, asleep, after = found["before"], found["asleep"], found["after"]
     assert before["asleep"] == after["asleep"] == 0
     assert before["total"] == asleep["total"] == after["total"] == before["reserved"]
@@ -542,9 +537,9 @@ say(before=before, asleep=asleep, after=look())
     assert before["untold"] == asleep["untold"] > 0
 
 
-def test_the_example_samples_memory_by_tag_while_it_sleeps(library: Path) -> None:
+def test_the_example_samples_memory_by_tag_while_it_sleeps(run: Run) -> None:
     example = HERE.parent / "examples" / "ppo_sleep.py"
-    found = run(library, f"""
+    found = run(f"""
 import importlib.util
 spec = importlib.util.spec_from_file_location("ppo_sleep", {str(example)!r})
 ppo_sleep = importlib.util.module_from_spec(spec)
@@ -561,7 +556,7 @@ with samples.taken():
         with esper_alloc.asleep("engine"):
             samples.take()
 say(rows=samples.rows)
-""")  # fmt: skip
+""")
     rows = found["rows"]
     assert len(rows) >= 10
     assert any(row["trainer"] == 0 and row["engine"] >= 8 for row in rows)

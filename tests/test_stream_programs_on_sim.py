@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from on_sim import build
+from processes import output_of
 
 SHIM = Path(__file__).resolve().parent / "shim"
 
@@ -22,15 +21,9 @@ def programs(pytestconfig: pytest.Config) -> int:
 
 
 def run(library: Path, uses: str, programs: int, **env: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, str(SHIM / "stream_programs_on_sim.py"), uses, "1", str(programs)],
-        env={**os.environ, **build.environment(library), "SIM_HAS_ORACLE": "1", **env},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    env = {**os.environ, **build.environment(library), "SIM_HAS_ORACLE": "1", **env}
+    said = output_of(SHIM / "stream_programs_on_sim.py", uses, "1", programs, env=env)
+    return json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.parametrize("env", [{}, {"SIM_MAPS_PAGES": "1"}], ids=["classic", "mapped"])

@@ -3,11 +3,10 @@ otherwise."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,8 +59,4 @@ for path in sys.argv[1:]:
 @pytest.mark.parametrize("folder", ["tests/gpu/programs", "benchmarks", "examples"])
 def test_programs_name_what_pytorch_has(folder: str) -> None:
     paths = sorted(map(str, (ROOT / folder).glob("*.py")))
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK, *paths], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+    assert output_of("-c", LOOK, *paths) == ""

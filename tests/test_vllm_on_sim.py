@@ -4,16 +4,16 @@ installed, its own worker and executor are tried, too."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import sys
 import types
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
-from on_sim import build
+from on_sim import Run, build
 
 from esper_alloc.torch_allocator import vllm_sleep
 
@@ -50,11 +50,11 @@ class CuMemAllocator:
     def close(self): ...
 """
 WORKER = """
-import json
 import simulated
 import torch
 import esper_alloc
 from esper_alloc.torch_allocator.vllm_sleep import register
+from simulated import say
 from vllm.device_allocator import get_mem_allocator_instance
 
 MIB = 2**20
@@ -79,9 +79,6 @@ outside = host[:100].to("cuda")
 def look():
     return {tag: one["asleep"] for tag, one in esper_alloc.tag_stats().items() if tag}
 
-
-def say(**answer):
-    print(json.dumps(answer))
 """
 
 
@@ -95,13 +92,19 @@ def stand_in(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(library: Path, stand_in: Path, code: str) -> Any:
-    code = f"import sys\nsys.path.insert(0, {str(stand_in)!r})\n{WORKER}{code}"
-    return build.answer(library, code, SIM_MAPS_PAGES="1")
+@pytest.fixture
+def run_classic(library: Path, stand_in: Path) -> Run:
+    begin = f"import sys\nsys.path.insert(0, {str(stand_in)!r})\n{WORKER}"
+    return lambda code, **env: build.answer(library, begin + code, **env)
 
 
-def test_level_1_keeps_weights_and_drops_the_cache(library: Path, stand_in: Path) -> None:
-    found = run(library, stand_in, """
+@pytest.fixture
+def run(run_classic: Run) -> Run:
+    return functools.partial(run_classic, SIM_MAPS_PAGES="1")
+
+
+def test_level_1_keeps_weights_and_drops_the_cache(run: Run) -> None:
+    found = run("""
 used = allocator.get_current_usage()
 before = simulated.mappings()
 allocator.sleep(offload_tags=("weights", "runtime", "cudagraph"))
@@ -113,7 +116,7 @@ allocator.wake_up(["kv_cache"])
 say(used=used, before=before, mapped=mapped, asleep=asleep, readable=readable, partly=partly,
     after=look(), weights=weights.cpu().equal(host), table=table.cpu().equal(host[:100]),
     graph=graph.cpu().equal(host[:200]), cache=float(cache.cpu().sum()), pools=[pool, again])
-""")  # fmt: skip
+""")
     tags = ("weights", "runtime", "kv_cache", "cudagraph")
     assert found["used"] >= 16 * 2**20
     assert 0 < found["mapped"] < found["before"]
@@ -125,10 +128,8 @@ say(used=used, before=before, mapped=mapped, asleep=asleep, readable=readable, p
     assert found["pools"][0] == found["pools"][1]
 
 
-def test_level_2_drops_weights_and_a_tag_can_be_dropped_alone(
-    library: Path, stand_in: Path
-) -> None:
-    found = run(library, stand_in, """
+def test_level_2_drops_weights_and_a_tag_can_be_dropped_alone(run: Run) -> None:
+    found = run("""
 allocator.discard(("kv_cache", "nobody's"))
 one = look()
 allocator.sleep(offload_tags=("runtime", "cudagraph"))
@@ -137,16 +138,14 @@ allocator.wake_up()
 allocator.release_pools()
 say(one=one, asleep=asleep, after=look(), weights=float(weights.cpu().sum()),
     table=table.cpu().equal(host[:100]))
-""")  # fmt: skip
+""")
     assert [tag for tag, asleep in found["one"].items() if asleep] == ["kv_cache"]
     assert all(found["asleep"].values()) and not any(found["after"].values())
     assert found["weights"] == 0 and found["table"]
 
 
-def test_a_name_may_stand_alone_and_what_is_no_name_is_refused(
-    library: Path, stand_in: Path
-) -> None:
-    found = run(library, stand_in, """
+def test_a_name_may_stand_alone_and_what_is_no_name_is_refused(run: Run) -> None:
+    found = run("""
 allocator.sleep("weights")
 allocator.wake_up("weights and kv_cache")  # no tag, although tags' names are in it
 other = look()
@@ -163,25 +162,21 @@ def error_of(call):
 
 say(other=other, one=one, refused=[error_of(call) for call in (
     allocator.sleep, allocator.discard, allocator.wake_up)], after=look())
-""")  # fmt: skip
+""")
     assert found["other"]["weights"] and found["other"]["kv_cache"]
     assert not found["one"]["weights"] and found["one"]["kv_cache"]
     assert found["refused"] == 3 * ["tags=5: pass a name, or a list of names"]
     assert found["after"] == found["one"]
 
 
-def test_what_stays_is_told(library: Path, stand_in: Path) -> None:
-    code = (
-        f"import sys\nsys.path.insert(0, {str(stand_in)!r})\n{WORKER}"
-        + """
+def test_what_stays_is_told(run_classic: Run) -> None:
+    found = run_classic("""
 import warnings
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     allocator.sleep("weights")
 say(said=[str(one.message) for one in seen])
-"""
-    )
-    found = build.answer(library, code)  # classic segments
+""")
     assert any("do not go to sleep" in one and "classic" in one for one in found["said"])
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
 
 import pytest
-from on_sim import build
+from on_sim import Run, build, running
 
 HEAD = """
 import gc, json, threading, warnings
@@ -14,6 +14,7 @@ import simulated
 import torch
 import esper_alloc
 from esper_alloc import _torch
+from simulated import say
 
 main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 N = 1 << 16
@@ -33,24 +34,18 @@ def race():
 
 def kinds(report):
     return [finding.kind for finding in report.findings]
-
-
-def say(**answer):
-    print(json.dumps(answer))
 """
 
-EACH = pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
+run = running(HEAD)
 
 
-def run(library: Path, code: str, allocator: str = "esper_alloc", **env: str) -> Any:
-    return build.answer(library, HEAD + code, ESPER_SIMULATED_ALLOCATOR=allocator, **env)
+@pytest.fixture(params=["esper_alloc", "native"])
+def run_on_each(run: Run, request: pytest.FixtureRequest) -> Run:
+    return functools.partial(run, ESPER_SIMULATED_ALLOCATOR=request.param)
 
 
-@EACH
-def test_raise_comes_from_near_the_line(library: Path, allocator: str) -> None:
-    found = run(
-        library,
-        """
+def test_raise_comes_from_near_the_line(run_on_each: Run) -> None:
+    found = run_on_each("""
 try:
     with esper_alloc.audit(mode="raise"):
         race()
@@ -63,19 +58,15 @@ except esper_alloc.AuditError as error:
 with esper_alloc.audit() as report:
     race()
 say(said=said, kind=kind, again=kinds(report), early="reached" not in globals() or reached < 2)
-""",
-        allocator,
-    )
+""")
     assert found["kind"] == "read-early" and "1 finding" in found["said"]
     assert found["again"] == ["read-early"]
     assert found["early"]
 
 
-def test_raise_does_not_keep_the_audit_from_ending(library: Path) -> None:
+def test_raise_does_not_keep_the_audit_from_ending(run: Run) -> None:
     """The last statement is no call, so Python looks for what is pending where __exit__ begins."""
-    found = run(
-        library,
-        """
+    found = run("""
 x, y = empty(), empty()
 try:
     with esper_alloc.audit(mode="raise"):
@@ -86,30 +77,23 @@ except esper_alloc.AuditError as error:
     kind = error.findings[0].kind
 torch.cuda.set_stream(main)
 say(kind=kind, running=_torch.audit_state()[0])
-""",
-    )
+""")
     assert found == {"kind": "read-early", "running": False}
 
 
-def test_an_error_is_pickled_with_its_findings(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_an_error_is_pickled_with_its_findings(run: Run) -> None:
+    found = run("""
 import pickle
 with esper_alloc.audit() as report:
     race()
 error = pickle.loads(pickle.dumps(esper_alloc.AuditError(report.findings)))
 say(kinds=[one.kind for one in error.findings], same=error.findings == report.findings)
-""",
-    )
+""")
     assert found == {"kinds": ["read-early"], "same": True}
 
 
-@EACH
-def test_what_looks_at_no_contents_reads_nothing(library: Path, allocator: str) -> None:
-    found = run(
-        library,
-        """
+def test_what_looks_at_no_contents_reads_nothing(run_on_each: Run) -> None:
+    found = run_on_each("""
 library = torch.library.Library("esper_audited", "FRAGMENT")
 library.define("blur_like(Tensor(a!) out, Tensor x) -> ()")
 library.impl("blur_like", lambda out, x: None, "CUDA")
@@ -131,17 +115,13 @@ for name, look in {
         torch.cuda.synchronize()
     answers[name] = kinds(report)
 say(**answers)
-""",
-        allocator,
-    )
+""")
     assert found.pop("operator") == ["read-early"]  # a name that ends as PyTorch's says nothing
     assert found == {name: [] for name in ("data", "atleast", "meshgrid", "split")}
 
 
-def test_a_mark_that_came_early_is_mended_before_the_free(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_mark_that_came_early_is_mended_before_the_free(run: Run) -> None:
+    found = run("""
 def early():
     x = empty().zero_()
     side.wait_stream(main)
@@ -155,16 +135,13 @@ with torch.no_grad(), esper_alloc.audit() as report:  # marks end at the call
     torch.cuda.synchronize()
 (one,) = report.findings
 say(kind=one.kind, missing=one.missing, freed=str(one.freed))
-""",
-    )
+""")
     assert found["kind"] == "marked-early"
     assert found["missing"].endswith(f"waits for it before {found['freed']}")
 
 
-def test_warn_warns_once_for_each(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_warn_warns_once_for_each(run: Run) -> None:
+    found = run("""
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     with esper_alloc.audit(mode="warn") as report:
@@ -181,18 +158,15 @@ say(
     category=sorted({w.category.__name__ for w in caught}),
     kinds=kinds(report),
 )
-""",
-    )
+""")
     assert len(found["warned"]) == 2  # race() is called at two lines
     assert found["category"] == ["AuditWarning"]
     assert found["kinds"] == ["read-early", "freed-in-use"]
 
 
-def test_one_missing_wait_is_one_finding(library: Path) -> None:
+def test_one_missing_wait_is_one_finding(run: Run) -> None:
     """Also for a stream that only waits for the one that should have waited."""
-    found = run(
-        library,
-        """
+    found = run("""
 third = torch.cuda.Stream()
 
 def step(x, y):
@@ -220,8 +194,7 @@ say(
     text=one.text().splitlines(), first=str(one.place),
     json=len(json.loads(report.json())["findings"][0]["also"]), missing=one.missing,
 )
-""",
-    )
+""")
     assert found["warned"] == 1
     assert (found["count"], found["counts"], found["lines"]) == (9, [3, 3], [1, 4])
     assert found["json"] == 2
@@ -235,10 +208,8 @@ say(
     assert other.startswith("    the other access also at <string>:")
 
 
-def test_a_view_of_a_graphs_output_is_stale_when_the_next_one_was_made(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_view_of_a_graphs_output_is_stale_when_the_next_one_was_made(run: Run) -> None:
+    found = run("""
 def audited(body):
     with esper_alloc.audit() as report:
         _torch.audit_capture_began()
@@ -279,19 +250,16 @@ def a_view_of_a_view(out, replay):
     kept.clone()
 
 say(**{f.__name__: audited(f) for f in (same_ones, other_views, new_ones, a_view_of_a_view)})
-""",
-    )
+""")
     stale = [["stale-output", "certain"]]
     assert found == {
         "same_ones": [], "other_views": [], "new_ones": stale, "a_view_of_a_view": stale,
     }  # fmt: skip
 
 
-def test_a_warning_names_the_line_that_runs(library: Path) -> None:
+def test_a_warning_names_the_line_that_runs(run: Run) -> None:
     """Soon after the read, in the same function; or the end of the `with`, at the outermost level."""
-    found = run(
-        library,
-        """
+    found = run("""
 import sys
 
 def read():
@@ -319,30 +287,24 @@ with warnings.catch_warnings(record=True) as caught:
         del x
 first, last = caught
 say(first=first.filename, inside=lines[0] < first.lineno <= lines[1], last=last.filename)
-""",
-    )
+""")
     assert found == {"first": "<string>", "inside": True, "last": "<string>"}
 
 
-def test_an_error_of_the_program_stays_what_it_is(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_an_error_of_the_program_stays_what_it_is(run: Run) -> None:
+    found = run("""
 try:
     with esper_alloc.audit() as report:
         race()
         raise KeyError("mine")
 except KeyError as error:
     say(error=str(error), kinds=kinds(report), running=_torch.audit_state()[0])
-""",
-    )
+""")
     assert found == {"error": "'mine'", "kinds": ["read-early"], "running": False}
 
 
-def test_one_audit_at_a_time(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_one_audit_at_a_time(run: Run) -> None:
+    found = run("""
 with esper_alloc.audit() as report:
     try:
         with esper_alloc.audit():
@@ -351,30 +313,23 @@ with esper_alloc.audit() as report:
         said = str(error)
     race()
 say(said=said, kinds=kinds(report))
-""",
-    )
+""")
     assert "an audit is running in this process already" in found["said"]
     assert found["kinds"] == ["read-early"]
 
 
-def test_there_is_no_other_mode(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_there_is_no_other_mode(run: Run) -> None:
+    found = run("""
 try:
     esper_alloc.audit(mode="loud")
 except ValueError as error:
     say(said=str(error))
-""",
-    )
+""")
     assert found["said"] == "mode='loud': there are 'raise', 'warn', 'collect'"
 
 
-@EACH
-def test_what_was_before_counts_as_over(library: Path, allocator: str) -> None:
-    found = run(
-        library,
-        """
+def test_what_was_before_counts_as_over(run_on_each: Run) -> None:
+    found = run_on_each("""
 x, z = empty().zero_(), empty().zero_()
 with torch.cuda.stream(side):
     y = x.clone()
@@ -387,32 +342,22 @@ with esper_alloc.audit() as report:
     late = kinds(report)
     main.wait_stream(side)
 say(early=early, late=late)
-""",
-        allocator,
-    )
+""")
     assert found == {"early": [], "late": ["freed-in-use"]}
 
 
-@EACH
-def test_nothing_is_observed_afterwards(library: Path, allocator: str) -> None:
-    found = run(
-        library,
-        """
+def test_nothing_is_observed_afterwards(run_on_each: Run) -> None:
+    found = run_on_each("""
 with esper_alloc.audit() as report:
     pass
 race()
 say(kinds=kinds(report), count=_torch.audit_state()[2])
-""",
-        allocator,
-    )
+""")
     assert found == {"kinds": [], "count": 0}
 
 
-@EACH
-def test_threads_share_what_the_host_has_waited_for(library: Path, allocator: str) -> None:
-    found = run(
-        library,
-        """
+def test_threads_share_what_the_host_has_waited_for(run_on_each: Run) -> None:
+    found = run_on_each("""
 def fill(x):
     with torch.cuda.stream(side):
         x.zero_()
@@ -430,16 +375,12 @@ with esper_alloc.audit() as report:
         torch.cuda.synchronize()
 [finding] = report.findings
 say(kind=finding.kind, frame=finding.earlier.place.frames[0].function)
-""",
-        allocator,
-    )
+""")
     assert found == {"kind": "read-early", "frame": "fill"}
 
 
-def test_a_finding_says_what_the_memory_is(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_finding_says_what_the_memory_is(run: Run) -> None:
+    found = run("""
 with esper_alloc.audit() as report:
     x = torch.empty(4, 1 << 14, dtype=torch.float16, device="cuda").zero_()
     with torch.cuda.stream(side):
@@ -451,8 +392,7 @@ say(
     stream=finding.later.stream.handle == side.cuda_stream, text=report.text(),
     json=json.loads(report.json())["findings"][0]["kind"], operator=finding.later.operator,
 )
-""",
-    )
+""")
     assert found["tensor"] == "float16 [16384]"
     assert found["size"] >= 4 * (1 << 14) * 2
     assert found["home"] == 0 and found["stream"]
@@ -481,11 +421,8 @@ ORDERS = (
 )
 
 
-@EACH
-def test_it_is_silent_on_whatever_orders(library: Path, allocator: str) -> None:
-    found = run(
-        library,
-        f"""
+def test_it_is_silent_on_whatever_orders(run_on_each: Run) -> None:
+    found = run_on_each(f"""
 answers = {{}}
 kept = []
 for order in ["pass", *{ORDERS!r}]:
@@ -502,9 +439,7 @@ for order in ["pass", *{ORDERS!r}]:
             kept.clear()
     answers[order] = kinds(report)
 say(**answers)
-""",
-        allocator,
-    )
+""")
     assert found.pop("pass") == ["freed-in-use"]
     assert len(found) == len(ORDERS)
     assert {order: kinds for order, kinds in found.items() if kinds} == {}
@@ -513,11 +448,9 @@ say(**answers)
 @pytest.mark.parametrize(
     "asked", ["side.query()", "before.query()", "other.query()", "side.record_event().query()"]
 )
-def test_a_query_that_says_nothing_orders_nothing(library: Path, asked: str) -> None:
+def test_a_query_that_says_nothing_orders_nothing(run: Run, asked: str) -> None:
     """Not done yet, another stream, or an event from before the read."""
-    found = run(
-        library,
-        f"""
+    found = run(f"""
 other = torch.cuda.Stream()
 with esper_alloc.audit() as report:
     x = empty().zero_()
@@ -535,15 +468,12 @@ with esper_alloc.audit() as report:
     early = kinds(report)
     main.wait_stream(side)
 say(answer=answer, kinds=early)
-""",
-    )
+""")
     assert found == {"answer": "side" not in asked, "kinds": ["freed-in-use"]}
 
 
-def test_columns_of_a_matrix_are_apart(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_columns_of_a_matrix_are_apart(run: Run) -> None:
+    found = run("""
 with esper_alloc.audit() as report:
     x = torch.empty(64, 64, device="cuda")
     side.wait_stream(main)
@@ -554,15 +484,12 @@ with esper_alloc.audit() as report:
     x[5, 30:40].zero_()
     torch.cuda.synchronize()
 say(apart=apart, meeting=kinds(report))
-""",
-    )
+""")
     assert found == {"apart": [], "meeting": ["write-early"]}
 
 
-def test_a_kernel_beside_the_operators_reads_its_arguments(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_kernel_beside_the_operators_reads_its_arguments(run: Run) -> None:
+    found = run("""
 with esper_alloc.audit() as report:
     x = empty().zero_()
     with torch.cuda.stream(side):
@@ -570,8 +497,7 @@ with esper_alloc.audit() as report:
     torch.cuda.synchronize()
 [finding] = report.findings
 say(kind=finding.kind, operator=finding.later.operator)
-""",
-    )
+""")
     assert found == {"kind": "read-early", "operator": "a compiled kernel"}
 
 
@@ -583,28 +509,14 @@ say(kind=finding.kind, operator=finding.later.operator)
         ("coo.clone()", "read-early"),
         ("nested.clone()", "read-early"),
         ("Wrapper(x).zero_()", "write-early"),
-        ("in_inference()", "write-early"),
-        ("in_thread()", "write-early"),
+        ("in_inference(x)", "write-early"),
+        ("in_thread(x, side)", "write-early"),
         ("torch.func.vmap(lambda t: t.clone())(x.view(2, -1))", "read-early"),
     ],
 )
-def test_whatever_an_operator_takes(library: Path, call: str, kind: str) -> None:
-    found = run(
-        library,
-        f"""
-from wrapper import Wrapper
-
-def in_inference():
-    with torch.inference_mode():
-        x.zero_()
-
-def in_thread():
-    def body():
-        with torch.cuda.stream(side):
-            x.zero_()
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
+def test_whatever_an_operator_takes(run: Run, call: str, kind: str) -> None:
+    found = run(f"""
+from wrapper import Wrapper, in_inference, in_thread
 
 size, i = torch.tensor([[2]]), torch.empty(1, 2, dtype=torch.int64, device="cuda")
 with esper_alloc.audit() as report:
@@ -622,16 +534,12 @@ with esper_alloc.audit() as report:
             pass  # a kernel that cannot run: what it uses was seen before
     torch.cuda.synchronize()
 say(before=before, kinds=kinds(report))
-""",
-    )
+""")
     assert found == {"before": [], "kinds": [kind]}
 
 
-@EACH
-def test_each_device_has_its_streams(library: Path, allocator: str) -> None:
-    found = run(
-        library,
-        """
+def test_each_device_has_its_streams(run_on_each: Run) -> None:
+    found = run_on_each("""
 answers = []
 for waits in (0, 1):
     with esper_alloc.audit() as report:
@@ -643,17 +551,12 @@ for waits in (0, 1):
         torch.cuda.synchronize(1)
     answers.append([(f.kind, f.home.device, f.later.stream.device) for f in report.findings])
 say(other=answers[0], own=answers[1])
-""",
-        allocator,
-    )
+""")
     assert found == {"other": [["read-early", 1, 1]], "own": []}
 
 
-@EACH
-def test_its_memory_is_bounded(library: Path, allocator: str) -> None:
-    found = run(
-        library,
-        """
+def test_its_memory_is_bounded(run_on_each: Run) -> None:
+    found = run_on_each("""
 with esper_alloc.audit() as report:
     for turn in range(3000):
         x = empty().zero_()
@@ -665,16 +568,12 @@ with esper_alloc.audit() as report:
             early = _torch.audit_state()[3]
     late = _torch.audit_state()[3]
 say(early=early, late=late)
-""",
-        allocator,
-    )
+""")
     assert found["late"] <= found["early"] * 1.1
 
 
-def test_shapes_that_never_repeat_are_forgotten_but_not_those_of_findings(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_shapes_that_never_repeat_are_forgotten_but_not_those_of_findings(run: Run) -> None:
+    found = run("""
 def read_early(x):
     with torch.cuda.stream(side):
         x.clone()
@@ -690,15 +589,12 @@ with esper_alloc.audit() as report:
     read_early(y)
 (found,) = [f for f in report.findings if f.kind == "read-early"]
 say(tensors=[[f.earlier.tensor, f.later.tensor] for f in (found, *found.also)])
-""",
-    )
+""")
     assert found["tensors"] == [["float32 [7]", "float32 [7]"], ["", "float32 [9]"]]
 
 
-def test_the_tracer_that_was_there_goes_on(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_the_tracer_that_was_there_goes_on(run: Run) -> None:
+    found = run("""
 import torch.cuda._gpu_trace as trace
 
 seen = []
@@ -712,15 +608,12 @@ with esper_alloc.audit() as report:
 during = len(seen)
 main.record_event()
 say(before=before, during=during - before, after=len(seen) - during, kinds=kinds(report))
-""",
-    )
+""")
     assert found == {"before": 1, "during": 1, "after": 1, "kinds": ["read-early"]}
 
 
-def test_asking_for_the_state_may_free_tensors(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_asking_for_the_state_may_free_tensors(run: Run) -> None:
+    found = run("""
 class Cycle:
     pass
 
@@ -739,15 +632,12 @@ with esper_alloc.audit() as report:
     gc.enable()
     state = ask()
 say(running=state[0])
-""",
-    )
+""")
     assert found == {"running": True}
 
 
-def test_a_forked_child_is_not_audited(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_forked_child_is_not_audited(run: Run) -> None:
+    found = run("""
 import os
 
 with esper_alloc.audit() as report:
@@ -758,16 +648,13 @@ with esper_alloc.audit() as report:
         os._exit(_torch.audit_state()[0] or len(report.findings))
     status = os.waitpid(child, 0)[1]
 say(status=status, kinds=kinds(report))
-""",
-    )
+""")
     assert found == {"status": 0, "kinds": ["read-early"]}
 
 
-def test_a_subinterpreter_that_was_made_changes_nothing(library: Path) -> None:
+def test_a_subinterpreter_that_was_made_changes_nothing(run: Run) -> None:
     """PyGILState_Check() answers yes on every thread from then on."""
-    found = run(
-        library,
-        """
+    found = run("""
 try:
     import _interpreters as interpreters
 except ImportError:
@@ -779,8 +666,7 @@ with esper_alloc.audit() as report:
     race()
 torch.cuda.empty_cache()
 say(kinds=kinds(report))
-""",
-    )
+""")
     assert found == {"kinds": ["read-early"]}
 
 
@@ -798,13 +684,8 @@ say(status=status)
     assert found == {"status": 0}
 
 
-@EACH
-def test_what_pytorch_does_for_itself_is_ignored_calls_within_calls_too(
-    library: Path, allocator: str
-) -> None:
-    found = run(
-        library,
-        """
+def test_what_pytorch_does_for_itself_is_ignored_calls_within_calls_too(run_on_each: Run) -> None:
+    found = run_on_each("""
 with esper_alloc.audit(mode="collect") as within:
     _torch.audit_leave_to_pytorch(True)
     _torch.audit_leave_to_pytorch(True)
@@ -815,7 +696,5 @@ with esper_alloc.audit(mode="collect") as within:
 with esper_alloc.audit(mode="collect") as after:
     race()
 say(within=kinds(within), after=kinds(after))
-""",
-        allocator,
-    )
+""")
     assert found == {"within": [], "after": ["read-early"]}

@@ -8,17 +8,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from on_sim import build
+from on_sim import Run, build, running
 
 HEAD = """
-import ctypes, json, random
+import ctypes, random
 import simulated
 import torch
 import esper_alloc
 from esper_alloc import _torch
+from simulated import say
 
 main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 SIZE = 1 << 20
@@ -55,21 +55,15 @@ def fault_of(run):
         assert error.fault is report.fault and str(error) == error.fault.text()
         return error
     return None
-
-
-def say(**answer):
-    print(json.dumps(answer))
 """
 
 
-def run(library: Path, code: str, **env: str) -> Any:
-    return build.answer(library, HEAD + code, **{"SIM_MAPS_PAGES": "1", **env})
+run = running(HEAD, SIM_MAPS_PAGES="1")
+run_classic = running(HEAD)
 
 
-def test_a_stray_write_after_the_free_faults_and_the_memory_is_named(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_stray_write_after_the_free_faults_and_the_memory_is_named(run: Run) -> None:
+    found = run("""
 def use():
     x = block()
     at = x.data_ptr()
@@ -92,8 +86,7 @@ mine = [one for one in last if one.freed.frames[0].function == "use"]
 say(cause=str(error.__cause__).splitlines()[0], suspects=len(error.fault.suspects),
     functions=[one.allocated.frames[1].function for one in mine], size=mine[0].size,
     ago=mine[0].frees_ago, order=[one.frees_ago for one in last], text=str(error))
-""",
-    )
+""")
     assert "illegal memory access" in found["cause"]
     assert found["functions"] == ["use"] and found["size"] == 1 << 20
     assert found["ago"] == 4 and found["order"] == [0, 1, 2, 3, 4]
@@ -101,15 +94,13 @@ say(cause=str(error.__cause__).splitlines()[0], suspects=len(error.fault.suspect
     assert "an access faulted" in found["text"] and "4 frees and " in found["text"]
 
 
-def test_a_stray_read_and_an_overrun_fault_too(library: Path) -> None:
+def test_a_stray_read_and_an_overrun_fault_too(run: Run) -> None:
     for stray in (
         "torch.cuda.cudart(); runtime.cudaMemcpyAsync(ctypes.c_void_p(host.data_ptr()), "
         "ctypes.c_void_p(at), ctypes.c_size_t(4), 2, None)",
         "write(y.data_ptr() + SIZE)",
     ):
-        found = run(
-            library,
-            f"""
+        found = run(f"""
 host = torch.empty(4)
 y = None
 
@@ -124,15 +115,12 @@ def program():
 
 
 say(fault=fault_of(program) is not None)
-""",
-        )
+""")
         assert found == {"fault": True}
 
 
-def test_an_operator_on_freed_memory_is_a_suspect_before_cuda_knows(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_an_operator_on_freed_memory_is_a_suspect_before_cuda_knows(run: Run) -> None:
+    found = run("""
 class Borrowed:
     "Memory that nothing keeps, as by another library."
     def __init__(self, address):
@@ -155,8 +143,7 @@ error = fault_of(program)
 say(kind=finding.kind, line=finding.place.frames[0].function, operator=finding.later.operator,
     freed=finding.freed.frames[0].function, same=freed.address == finding.address,
     text=error.fault.text(), found=[f.kind for f in error.findings])
-""",
-    )
+""")
     text = found.pop("text")
     assert found == {
         "kind": "used-after-free", "line": "program", "operator": "aten::copy_",
@@ -165,10 +152,8 @@ say(kind=finding.kind, line=finding.place.frames[0].function, operator=finding.l
     assert "Suspects, the likeliest first" in text and "used after it was freed" in text
 
 
-def test_a_fault_on_another_device_is_found_at_the_end(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_fault_on_another_device_is_found_at_the_end(run: Run) -> None:
+    found = run("""
 def program():
     with torch.cuda.device(1):
         x = block()
@@ -180,16 +165,14 @@ def program():
 
 error = fault_of(program)
 say(fault=error is not None, device=error.fault.freed[-1].home.device)
-""",
-    )
+""")
     assert found == {"fault": True, "device": 1}
 
 
 @pytest.mark.parametrize("uses, count", [("marked", 1), ("automatic", 0)])
-def test_unordered_work_before_the_free_is_a_suspect(library: Path, uses: str, count: int) -> None:
+def test_unordered_work_before_the_free_is_a_suspect(run: Run, uses: str, count: int) -> None:
     """Automatic uses keep the memory until that work is over, so it is none then."""
     found = run(
-        library,
         f"esper_alloc.enable(uses={uses!r})"
         """
 def later():
@@ -208,15 +191,13 @@ block(512)
 error = fault_of(later)
 say(suspects=[[f.kind, f.freed.frames[0].function, freed is not None]
               for f, freed in error.fault.suspects])
-""",
+"""
     )
     assert found["suspects"] == [["freed-in-use", "later", True]] * count
 
 
-def test_a_correct_program_with_many_frees_does_not_fault(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_correct_program_with_many_frees_does_not_fault(run: Run) -> None:
+    found = run("""
 live, seen = {}, set()
 random.seed(1)
 
@@ -249,15 +230,12 @@ torch.cuda.synchronize()
 torch.cuda.empty_cache()
 say(error=str(error), valid=simulated.core_is_valid(), mappings=simulated.mappings(),
     frees=len(seen) > 500)
-""",
-    )
+""")
     assert found == {"error": "None", "valid": True, "mappings": 0, "frees": True}
 
 
-def test_memory_with_a_fence_is_not_shared_and_still_goes(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_memory_with_a_fence_is_not_shared_and_still_goes(run: Run) -> None:
+    found = run("""
 with esper_alloc.audit(fence=True):
     x = block()
     try:
@@ -267,16 +245,13 @@ with esper_alloc.audit(fence=True):
     del x
     settle()
 say(said=said, mappings=simulated.mappings())
-""",
-    )
+""")
     assert found["said"].startswith("memory with a fence cannot be shared with another process: ")
     assert found["mappings"] == 0
 
 
-def test_an_address_from_elsewhere_is_looked_up(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_an_address_from_elsewhere_is_looked_up(run: Run) -> None:
+    found = run("""
 with esper_alloc.audit(fence=True) as report:
     x = block()
     at = x.data_ptr()
@@ -285,15 +260,13 @@ with esper_alloc.audit(fence=True) as report:
     found = report.freed_at(at + 100)
 say(live=live, address=found.address == at, beyond=report.freed_at(at + SIZE),
     text=str(found), fault=report.fault)
-""",
-    )
+""")
     assert found["live"] is None and found["beyond"] is None and found["fault"] is None
     assert found["address"] and "the last free" in found["text"]
 
 
-def test_the_records_of_frees_are_bounded(library: Path) -> None:
+def test_the_records_of_frees_are_bounded(run: Run) -> None:
     found = run(
-        library,
         """
 with esper_alloc.audit(fence=True) as report:
     x = block(512)
@@ -306,34 +279,30 @@ with esper_alloc.audit(fence=True) as report:
     gone = report.freed_at(first) is None
 say(kept=kept, gone=gone, most=len(_torch.audit_freed(1 << 20, False)))
 """,
-        SIM_CAPACITY_MB="4096",  # so that the addresses do not come round
+        SIM_CAPACITY_MB="4096",
     )
     assert found == {"kept": True, "gone": True, "most": 1 << 16}
 
 
 @pytest.mark.parametrize(
-    "env, arguments, said",
+    "env, said",
     [
-        ({"ESPER_SIMULATED_ALLOCATOR": "native"}, "fence=True", "on esper_alloc's memory only"),
-        ({"SIM_MAPS_PAGES": ""}, "fence=True", "cannot map pages"),
+        ({"ESPER_SIMULATED_ALLOCATOR": "native"}, "on esper_alloc's memory only"),
+        ({}, "cannot map pages"),
     ],
 )
 def test_where_there_can_be_no_fence_it_says_so(
-    library: Path, env: dict[str, str], arguments: str, said: str
+    run_classic: Run, env: dict[str, str], said: str
 ) -> None:
-    code = f"""
+    code = """
 before = block()
 try:
-    esper_alloc.audit({arguments}).__enter__()
-except (RuntimeError, ValueError) as error:
+    esper_alloc.audit(fence=True).__enter__()
+except RuntimeError as error:
     say(said=str(error), running=_torch.audit_state()[0])
 block()
 """
-    if env == {"SIM_MAPS_PAGES": ""}:
-        code = HEAD + code
-        found = build.answer(library, code)
-    else:
-        found = run(library, code, **env)
+    found = run_classic(code, **env)
     assert said in found["said"] and not found["running"]
 
 

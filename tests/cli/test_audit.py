@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from on_sim import build
+from processes import python
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -27,16 +29,33 @@ torch.cuda.synchronize()
 CORRECT = RACE.replace("with torch", "side.wait_stream(main)\nwith torch")
 
 
-def audit(
-    library: Path, folder: Path, program: str, *arguments: str, options: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    (folder / "job.py").write_text(program)
-    env = {**os.environ, **build.environment(library)}
-    script = () if "-m" in options else ("job.py",)
-    return subprocess.run(
-        [sys.executable, "-m", "esper_alloc", "audit", *options, *script, *arguments],
-        env=env, cwd=folder, capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
+#: Runs the command.
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(library: Path, tmp_path: Path) -> Command:
+    """`python -m esper_alloc audit` with these arguments."""
+
+    def run(*arguments: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, **build.environment(library)}
+        return python("-m", "esper_alloc", "audit", *arguments, env=env, cwd=cwd)
+
+    return run
+
+
+@pytest.fixture
+def audit(command: Command, tmp_path: Path) -> Command:
+    """Audits a program, with its arguments and the command's options."""
+
+    def run(
+        program: str, *arguments: str, options: tuple[str, ...] = (), folder: Path = tmp_path
+    ) -> subprocess.CompletedProcess[str]:
+        (folder / "job.py").write_text(program)
+        script = () if "-m" in options else ("job.py",)
+        return command(*options, *script, *arguments, cwd=folder)
+
+    return run
 
 
 NOTHING_TO_AUDIT = (
@@ -44,53 +63,49 @@ NOTHING_TO_AUDIT = (
 )
 
 
-def test_what_is_found_is_printed_and_the_exit_code_is_1(library: Path, tmp_path: Path) -> None:
-    done = audit(library, tmp_path, RACE + "print('end')\n")
+def test_what_is_found_is_printed_and_the_exit_code_is_1(audit: Command) -> None:
+    done = audit(RACE + "print('end')\n")
     assert done.returncode == 1
     assert done.stdout == "end\n"
     assert "1 finding" in done.stderr and "job.py:7 in <module>" in done.stderr
 
 
-def test_a_correct_program_ends_as_always(library: Path, tmp_path: Path) -> None:
-    done = audit(library, tmp_path, CORRECT + "print(sys.argv, __name__, sys.path[0])\n", "a", "-b")
+def test_a_correct_program_ends_as_always(audit: Command, tmp_path: Path) -> None:
+    done = audit(CORRECT + "print(sys.argv, __name__, sys.path[0])\n", "a", "-b")
     assert (done.returncode, done.stderr) == (0, "esper_alloc audit: 0 findings\n")
     assert done.stdout == f"['job.py', 'a', '-b'] __main__ {tmp_path}\n"
 
 
-def test_modules_are_found_as_python_finds_them(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_are_found_as_python_finds_them(library: Path, tmp_path: Path) -> None:
     real, extra = tmp_path / "real", tmp_path / "extra"
     for folder in (real, extra):
         folder.mkdir()
         (folder / f"in_{folder.name}.py").touch()
     (real / "script.py").write_text("import in_real\n")
     (tmp_path / "link.py").symlink_to(real / "script.py")
-    at = [sys.executable, "-m", "esper_alloc", "audit", "link.py"]
+    at = ("-m", "esper_alloc", "audit", "link.py")
     env = {**os.environ, **build.environment(library)}
-    done = subprocess.run(at, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
-    assert done.stderr == NOTHING_TO_AUDIT
+    assert python(*at, env=env, cwd=tmp_path).stderr == NOTHING_TO_AUDIT
     if sys.version_info < (3, 11):
         return
     (real / "script.py").write_text(f"import in_extra, sys\nassert {str(real)!r} not in sys.path\n")
     env["PYTHONPATH"] = f"{extra}{os.pathsep}{env.get('PYTHONPATH') or TESTS.parent}"
     env["PYTHONSAFEPATH"] = "1"
-    done = subprocess.run(at, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
-    assert done.stderr == NOTHING_TO_AUDIT
+    assert python(*at, env=env, cwd=tmp_path).stderr == NOTHING_TO_AUDIT
 
 
-def test_annotations_are_what_the_program_says(library: Path, tmp_path: Path) -> None:
-    done = audit(library, tmp_path, "def f(x: int): pass\nprint(f.__annotations__)\n")
+def test_annotations_are_what_the_program_says(audit: Command) -> None:
+    done = audit("def f(x: int): pass\nprint(f.__annotations__)\n")
     assert done.stdout == "{'x': <class 'int'>}\n"
 
 
-def test_a_program_without_cuda_had_nothing_to_audit(library: Path, tmp_path: Path) -> None:
-    done = audit(library, tmp_path, "import torch\n")
+def test_a_program_without_cuda_had_nothing_to_audit(audit: Command) -> None:
+    done = audit("import torch\n")
     assert (done.returncode, done.stderr) == (1, NOTHING_TO_AUDIT)
-    done = audit(library, tmp_path, "import torch\n", options=("--json",))
+    done = audit("import torch\n", options=("--json",))
     assert done.returncode == 1
     assert json.loads(done.stderr) == {"complete": False, "used_cuda": False, "findings": []}
-    done = audit(library, tmp_path, "import torch, sys\nsys.exit(5)\n", options=("--json",))
+    done = audit("import torch, sys\nsys.exit(5)\n", options=("--json",))
     assert done.returncode == 5
 
 
@@ -103,45 +118,43 @@ def test_a_program_without_cuda_had_nothing_to_audit(library: Path, tmp_path: Pa
         ("raise KeyError('mine')", 1, 'job.py", line'),
     ],
 )
-def test_the_programs_end_is_kept(
-    library: Path, tmp_path: Path, end: str, code: int, said: str
-) -> None:
-    done = audit(library, tmp_path, RACE + end)
+def test_the_programs_end_is_kept(audit: Command, end: str, code: int, said: str) -> None:
+    done = audit(RACE + end)
     assert done.returncode == code
     assert said in done.stderr and "1 finding" in done.stderr
     assert "runpy" not in done.stderr
 
 
-def test_a_correct_program_keeps_its_exit_code(library: Path, tmp_path: Path) -> None:
-    assert audit(library, tmp_path, CORRECT + "sys.exit(7)").returncode == 7
+def test_a_correct_program_keeps_its_exit_code(audit: Command) -> None:
+    assert audit(CORRECT + "sys.exit(7)").returncode == 7
 
 
-def test_json_to_a_file(library: Path, tmp_path: Path) -> None:
-    done = audit(library, tmp_path, RACE, options=("--json", "--output", "found.json"))
+def test_json_to_a_file(audit: Command, tmp_path: Path) -> None:
+    done = audit(RACE, options=("--json", "--output", "found.json"))
     assert (done.returncode, done.stderr) == (1, "")
     [finding] = json.loads((tmp_path / "found.json").read_text())["findings"]
     assert finding["kind"] == "read-early"
     assert finding["place"]["frames"][0]["line"] == 7
 
 
-def test_a_module(library: Path, tmp_path: Path) -> None:
-    done = audit(library, tmp_path, RACE + "print(sys.argv[1:])\n", options=("-m", "job", "a"))
+def test_a_module(audit: Command) -> None:
+    done = audit(RACE + "print(sys.argv[1:])\n", options=("-m", "job", "a"))
     assert done.returncode == 1 and done.stdout == "['a']\n"
     assert "1 finding" in done.stderr
 
 
-def test_raise_ends_the_program(library: Path, tmp_path: Path) -> None:
-    done = audit(library, tmp_path, RACE + "print('end')\n", options=("--mode", "raise"))
+def test_raise_ends_the_program(audit: Command) -> None:
+    done = audit(RACE + "print('end')\n", options=("--mode", "raise"))
     assert done.returncode == 1 and done.stdout == ""
     assert "AuditError" in done.stderr
 
 
 def test_an_error_has_the_frames_of_the_program_wherever_it_lies(
-    library: Path, tmp_path: Path
+    audit: Command, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runpython"
     folder.mkdir()
-    done = audit(library, folder, "def fail():\n    raise KeyError('mine')\nfail()\n")
+    done = audit("def fail():\n    raise KeyError('mine')\nfail()\n", folder=folder)
     assert done.returncode == 1
     assert [line.split(", in ")[1] for line in done.stderr.splitlines() if ", in " in line] == [
         "<module>", "fail",
@@ -162,22 +175,19 @@ raise KeyError
 
 
 def test_a_program_that_changes_its_directory_runs_as_it_does_alone(
-    library: Path, tmp_path: Path
+    audit: Command, tmp_path: Path
 ) -> None:
     folder = tmp_path / "inside"
     folder.mkdir()
-    ours = audit(library, folder, MOVES, "--", "a", options=("--json", "--output", "out.json"))
-    alone = subprocess.run(
-        [sys.executable, "job.py", "--", "a"],
-        cwd=folder, capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
+    ours = audit(MOVES, "--", "a", options=("--json", "--output", "out.json"), folder=folder)
+    alone = python("job.py", "--", "a", cwd=folder)
     assert (ours.stdout, ours.stderr) == (alone.stdout, alone.stderr) and alone.stdout
     assert ours.returncode == alone.returncode == 1
     assert json.loads((folder / "out.json").read_text())["findings"] == []
 
 
-def test_a_syntax_error_is_shown_as_python_shows_it(library: Path, tmp_path: Path) -> None:
-    done = audit(library, tmp_path, "x = (\n")
+def test_a_syntax_error_is_shown_as_python_shows_it(audit: Command) -> None:
+    done = audit("x = (\n")
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].endswith('job.py", line 1')
     assert "SyntaxError" in done.stderr.splitlines()[-1]
@@ -188,56 +198,46 @@ def test_a_syntax_error_is_shown_as_python_shows_it(library: Path, tmp_path: Pat
     [(("-m", "none.such"), "none.such"), (("folder",), "can't find '__main__' module in 'folder'")],
 )
 def test_what_cannot_be_run(
-    library: Path, tmp_path: Path, program: tuple[str, ...], said: str
+    command: Command, tmp_path: Path, program: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "folder").mkdir()
-    env = {**os.environ, **build.environment(library)}
-    command = [sys.executable, "-m", "esper_alloc", "audit", *program]
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200
-    )
+    done = command(*program)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("esper_alloc audit: ") and said in line
 
 
-@pytest.mark.parametrize("command", ["audit", "run"])
-def test_only_the_program_has_to_be_named(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_alloc", command], capture_output=True, text=True, timeout=1200
-    )
+@pytest.mark.parametrize("name", ["audit", "run"])
+def test_only_the_program_has_to_be_named(name: str) -> None:
+    done = python("-m", "esper_alloc", name)
     assert done.returncode == 2
     assert done.stderr.endswith("error: the following arguments are required: SCRIPT\n")
 
 
 @pytest.mark.parametrize("options", [("--output", "none/found.json"), ("--mode", "loud")])
-def test_wrong_usage(library: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
-    done = audit(library, tmp_path, "print('ran')", options=options)
+def test_wrong_usage(audit: Command, options: tuple[str, ...]) -> None:
+    done = audit("print('ran')", options=options)
     assert done.returncode == 2 and done.stdout == ""
     assert options[0] in done.stderr or "found.json" in done.stderr
 
 
 def test_a_bad_value_of_the_environment_is_wrong_usage(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    audit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_ALLOC_SEGMENTS", "fast")
-    done = audit(library, tmp_path, "print('ran')", options=("--fence",))
+    done = audit("print('ran')", options=("--fence",))
     assert (done.returncode, done.stdout) == (2, "")
     why = "ESPER_ALLOC_SEGMENTS=fast is not a kind of segments: use auto, mapped or classic"
     assert done.stderr == f"esper_alloc audit: {why}\n"
 
 
-def test_a_file_that_is_not_there(library: Path, tmp_path: Path) -> None:
-    env = {**os.environ, **build.environment(library)}
-    command = [sys.executable, "-m", "esper_alloc", "audit", "none.py"]
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1200
-    )
+def test_a_file_that_is_not_there(command: Command) -> None:
+    done = command("none.py")
     assert done.returncode == 2
     assert done.stderr == "esper_alloc audit: there is no file none.py\n"
 
 
-def test_a_forked_child_says_nothing_and_keeps_its_exit_code(library: Path, tmp_path: Path) -> None:
+def test_a_forked_child_says_nothing_and_keeps_its_exit_code(audit: Command) -> None:
     fork = """
 import os
 child = os.fork()
@@ -245,7 +245,7 @@ if child == 0:
     sys.exit(0)
 print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = audit(library, tmp_path, RACE + fork)
+    done = audit(RACE + fork)
     assert (done.returncode, done.stdout) == (1, "child 0\n")
     assert done.stderr.count("1 finding") == 1
 
@@ -257,9 +257,7 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         "pool = concurrent.futures.ThreadPoolExecutor(1); pool.submit(work)",
     ],
 )
-def test_threads_of_the_program_are_audited_to_their_end(
-    library: Path, tmp_path: Path, start: str
-) -> None:
+def test_threads_of_the_program_are_audited_to_their_end(audit: Command, start: str) -> None:
     program = f"""
 import concurrent.futures, sys, threading, time
 import torch
@@ -279,11 +277,11 @@ def work():
     torch.cuda.synchronize()
 {start}
 """
-    done = audit(library, tmp_path, program)
+    done = audit(program)
     assert done.returncode == 1 and "1 finding" in done.stderr
 
 
-def test_an_interrupt_leaves_the_report(library: Path, tmp_path: Path) -> None:
-    done = audit(library, tmp_path, RACE + "raise KeyboardInterrupt\n")
+def test_an_interrupt_leaves_the_report(audit: Command) -> None:
+    done = audit(RACE + "raise KeyboardInterrupt\n")
     assert done.returncode == 130
     assert "1 finding" in done.stderr

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from processes import python
 
 from esper_alloc.cli import bench, workers
 
@@ -229,5 +230,5 @@ def test_importing_the_command_loads_neither_torch_nor_matplotlib() -> None:
         "import sys, esper_alloc.cli.bench\n"
         "print(sorted({'torch', 'matplotlib', 'esper_alloc._core'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout == "[]\n", done.stderr

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 from esper_alloc.cli import doctor
 from esper_alloc.cli.diagnosis import facts as gathering, words
@@ -371,13 +371,7 @@ def test_a_trial_that_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_as_a_command_says_something_useful_here() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_alloc", "doctor"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=3000,
-    )
+    done = python("-m", "esper_alloc", "doctor", cwd=ROOT)
     assert done.returncode == int("PROBLEM: " in done.stdout), done.stderr
     assert done.stdout.count("remedy: ") >= done.stdout.count("PROBLEM: ")
     assert "Traceback" not in done.stdout + done.stderr

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 import esper_alloc
 from esper_alloc.cli import main as cli
@@ -16,13 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "esper_alloc", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=1200,
-    )
+    return python("-m", "esper_alloc", *arguments, cwd=ROOT)
 
 
 def test_version() -> None:
@@ -44,12 +39,7 @@ def test_the_installed_command_names_itself(tmp_path: Path) -> None:
     script = tmp_path / "esper-alloc"  # as pip writes it
     script.write_text("import sys\nfrom esper_alloc.__main__ import main\nsys.exit(main())\n")
     for arguments in (["--help"], *([name, "--help"] for name in cli.COMMANDS)):
-        done = subprocess.run(
-            [sys.executable, script, *arguments],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        done = python(script, *arguments, env={**os.environ, "PYTHONPATH": str(ROOT)})
         assert done.stdout.startswith(f"usage: {' '.join(['esper-alloc', *arguments[:-1]])} ")
         assert "python -m esper_alloc" not in done.stdout
 
@@ -75,9 +65,7 @@ def test_help_imports_nothing_slow(arguments: list[str]) -> None:
         "slow = {'torch', 'numpy', 'matplotlib', 'esper_alloc._core', 'esper_alloc._torch'}\n"
         "print('imported', sorted(slow & set(sys.modules)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=600
-    )
+    done = python("-c", code, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "imported []", done.stderr
 
 

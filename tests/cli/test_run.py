@@ -21,6 +21,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "esper_alloc"
@@ -77,6 +78,9 @@ class Place:
         file.write_text(textwrap.dedent(text))
         return file
 
+    def script(self, text: str) -> Path:
+        return self.write("script.py", text)
+
     def built_for(self, *torches: str) -> None:
         self.write(
             "site/esper_alloc/_build.py",
@@ -92,14 +96,7 @@ class Place:
         self.write("torch_site/torch-9.dist-info/METADATA", metadata)
 
     def python(self, *command: object, **options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *map(str, command)],
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            env=self.environment,
-            **{"cwd": self.path, **options},  # type: ignore[call-overload]
-        )
+        return python(*command, env=self.environment, **{"cwd": self.path, **options})
 
     def run(self, *command: object, **options: object) -> subprocess.CompletedProcess[str]:
         return self.python("-m", "esper_alloc", "run", *command, **options)
@@ -114,9 +111,7 @@ def place(tmp_path: Path, driver: None) -> Place:
 
 
 def test_script_sees_what_it_sees_when_run_directly(place: Place) -> None:
-    script = place.write(
-        "scripts/show.py",
-        """
+    script = place.script("""
         import json, os, sys
         import __main__
         print(json.dumps({
@@ -126,8 +121,7 @@ def test_script_sees_what_it_sees_when_run_directly(place: Place) -> None:
             "modules": sorted(m for m in sys.modules if "esper" in m or "runpy" in m),
             "customize": "sitecustomize" in sys.modules,
         }))
-        """,
-    )
+        """)
     for arguments in (
         ["--lr", "3", "-m", "x", "--", "--allowance", "y", "", "a b"],
         ["--", "--lr", "3"],
@@ -175,7 +169,7 @@ def test_script_from_standard_input(place: Place) -> None:
 def test_exit_code_and_traceback_are_those_of_a_direct_run(
     place: Place, body: str, code: int
 ) -> None:
-    script = place.write("fails.py", body)
+    script = place.script(body)
     direct, ours = place.python(script), place.run(script)
     assert direct.returncode == code
     assert (ours.returncode, ours.stdout, ours.stderr) == (code, direct.stdout, direct.stderr)
@@ -188,14 +182,12 @@ def test_missing_script_is_reported_by_python_itself(place: Place) -> None:
 
 
 def test_a_signal_ends_it_like_a_direct_run(place: Place) -> None:
-    script = place.write("dies.py", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    script = place.script("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
     assert place.run(script).returncode == -signal.SIGTERM
 
 
 def test_interrupt_reaches_the_script(place: Place) -> None:
-    script = place.write(
-        "waits.py",
-        """
+    script = place.script("""
         import os, time
         try:
             print("pid", os.getpid(), flush=True)
@@ -203,8 +195,7 @@ def test_interrupt_reaches_the_script(place: Place) -> None:
         except KeyboardInterrupt:
             print("interrupted", flush=True)
             raise SystemExit(5)
-        """,
-    )
+        """)
     with subprocess.Popen(
         [sys.executable, "-m", "esper_alloc", "run", str(script)],
         stdout=subprocess.PIPE,
@@ -225,9 +216,7 @@ def test_interrupt_reaches_the_script(place: Place) -> None:
 
 
 def test_enabled_once_torch_is_imported_and_not_before(place: Place) -> None:
-    script = place.write(
-        "lazy.py",
-        """
+    script = place.script("""
         import sys
         assert "esper_alloc" not in sys.modules
         import importlib.util
@@ -239,17 +228,14 @@ def test_enabled_once_torch_is_imported_and_not_before(place: Place) -> None:
         assert "exec_module" not in vars(torch.__loader__)
         assert "TorchWatch" not in [type(finder).__name__ for finder in sys.meta_path]
         print("enabled", sys.modules["esper_alloc"].calls)
-        """,
-    )
+        """)
     done = place.run(script)
     assert (done.stdout, done.stderr) == ("enabled 1\n", "")
 
 
 def test_children_have_it_too(place: Place) -> None:
     place.write("report.py", REPORT)
-    script = place.write(
-        "parent.py",
-        """
+    script = place.script("""
         import multiprocessing, subprocess, sys, os
         def work():
             import report
@@ -265,8 +251,7 @@ def test_children_have_it_too(place: Place) -> None:
                 process.start()
                 process.join()
                 assert process.exitcode == 0, method
-        """,
-    )
+        """)
     done = place.run(script)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "enabled 1\n" * 5
@@ -274,7 +259,7 @@ def test_children_have_it_too(place: Place) -> None:
 
 
 def test_a_run_within_a_run_adds_nothing(place: Place) -> None:
-    script = place.write("path.py", "import os; print(os.environ['PYTHONPATH'])")
+    script = place.script("import os; print(os.environ['PYTHONPATH'])")
     once = place.run(script).stdout
     assert place.run("-m", "esper_alloc", "run", script).stdout == once
     assert once.count("_startup") == 1
@@ -282,14 +267,11 @@ def test_a_run_within_a_run_adds_nothing(place: Place) -> None:
 
 def test_a_child_can_be_left_alone(place: Place) -> None:
     place.write("report.py", REPORT)
-    script = place.write(
-        "parent.py",
-        """
+    script = place.script("""
         import os, subprocess, sys
         environment = {**os.environ, "ESPER_ALLOC": "0"}
         subprocess.run([sys.executable, "report.py"], env=environment, check=True)
-        """,
-    )
+        """)
     assert place.run(script).stdout == "enabled None\n"
 
 
@@ -304,8 +286,8 @@ def test_a_child_can_be_left_alone(place: Place) -> None:
 def test_choices_are_handed_on(
     place: Place, option: str, variable: str, names: tuple[str, str]
 ) -> None:
-    script = place.write(
-        "chosen.py", f"import os; print(os.environ.get({variable!r}), os.environ['ESPER_ALLOC'])"
+    script = place.script(
+        f"import os; print(os.environ.get({variable!r}), os.environ['ESPER_ALLOC'])"
     )
     assert place.run(script).stdout == "None 1\n"
     assert place.run(option, names[0], script).stdout == f"{names[0]} 1\n"
@@ -315,9 +297,7 @@ def test_choices_are_handed_on(
 
 
 def test_package_of_the_child_python_comes_first_else_the_one_that_ran(place: Place) -> None:
-    script = place.write(
-        "where.py", "import torch, sys; print(sys.modules['esper_alloc'].__file__)"
-    )
+    script = place.script("import torch, sys; print(sys.modules['esper_alloc'].__file__)")
     # Started in a source directory: only the current directory leads to it.
     place.environment["PYTHONPATH"] = str(place.path / "torch_site")
     done = place.run(script, cwd=place.site)
@@ -332,7 +312,7 @@ def test_package_of_the_child_python_comes_first_else_the_one_that_ran(place: Pl
 
 
 def test_importing_the_package_before_torch_is_fine_too(place: Place) -> None:
-    script = place.write("first.py", "import esper_alloc\n" + REPORT)
+    script = place.script("import esper_alloc\n" + REPORT)
     done = place.run(script)
     assert (done.stdout, done.stderr) == ("enabled 1\n", "")
 
@@ -377,8 +357,7 @@ def test_a_torch_that_fails_to_import_fails_the_same_way(place: Place) -> None:
 def test_existing_sitecustomize_still_runs(place: Place) -> None:
     place.write("custom/sitecustomize.py", "import builtins; builtins.custom = __file__")
     place.environment["PYTHONPATH"] += os.pathsep + str(place.path / "custom")
-    script = place.write(
-        "asks.py",
+    script = place.script(
         REPORT + "import builtins, sitecustomize\n"
         "print(builtins.custom == sitecustomize.__file__)\n"
         "print([entry for entry in sys.path if '_startup' in entry])",
@@ -440,7 +419,7 @@ def test_nothing_is_run_where_it_cannot_be_on_esper_alloc(
     place.built_for(*built_for)
     if built_for == ["nothing was built"]:
         (place.site / "esper_alloc" / "_build.py").unlink()
-    done = place.run(place.write("never.py", "print('ran')"))
+    done = place.run(place.script("print('ran')"))
     assert (done.returncode, done.stdout) == (1, "")
     assert why in done.stderr
     assert "python -m esper_alloc doctor" in done.stderr
@@ -482,15 +461,12 @@ def test_the_switch_turns_run_off_and_that_is_said_once(place: Place, built: boo
         place.built_for()
     place.environment.update(ESPER_ALLOC="0", ESPER_ALLOC_USES="nonsense")
     place.write("report.py", REPORT)
-    script = place.write(
-        "parent.py",
-        """
+    script = place.script("""
         import os, subprocess, sys, report
         assert "_startup" not in os.environ["PYTHONPATH"]
         subprocess.run([sys.executable, "report.py"], check=True)
         sys.exit(3)
-        """,
-    )
+        """)
     done = place.run("--uses", "automatic", script)
     assert (done.returncode, done.stdout) == (3, "enabled None\n" * 2)
     assert done.stderr == (
@@ -509,7 +485,7 @@ def test_a_machine_without_a_visible_gpu_is_said_once(place: Place) -> None:
 
 def test_a_torch_that_is_too_old_is_refused(place: Place) -> None:
     place.install_torch("2.10.1+cu130")
-    done = place.run(place.write("never.py", "print('ran')"))
+    done = place.run(place.script("print('ran')"))
     assert (done.returncode, done.stdout) == (1, "")
     assert "needs torch 2.11 or newer, and this is torch 2.10.1+cu130" in done.stderr
 
@@ -519,7 +495,7 @@ def test_a_torch_that_is_too_old_is_refused(place: Place) -> None:
 
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"]])
 def test_interpreters_that_hide_the_environment_are_refused(place: Place, flags: list[str]) -> None:
-    script = place.write("never.py", "print('ran')")
+    script = place.script("print('ran')")
     starter = f"import sys; sys.path.insert(0, {str(place.site)!r}); "
     starter += f"from esper_alloc.__main__ import main; sys.exit(main(['run', {str(script)!r}]))"
     done = place.python(*flags, "-c", starter)
@@ -551,17 +527,17 @@ def test_bad_values_of_the_environment_are_wrong_usage(
     place: Place, variable: str, names: str
 ) -> None:
     place.environment[variable] = "fast"
-    done = place.run(place.write("never.py", "print('ran')"))
+    done = place.run(place.script("print('ran')"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"esper_alloc run: {variable}=fast is not a ")
     assert done.stderr.endswith(f"{names}\n") and done.stderr.count("\n") == 1
     if variable == "ESPER_ALLOC_ALLOWANCE":  # an option takes its place
-        assert place.run("--allowance", "64M", place.write("ran.py", "")).returncode == 0
+        assert place.run("--allowance", "64M", place.script("")).returncode == 0
 
 
 @pytest.mark.parametrize("size", ["", "-1", "128MB", "none"])
 def test_a_bad_allowance_is_wrong_usage(place: Place, size: str) -> None:
-    done = place.run(f"--allowance={size}", place.write("never.py", "print('ran')"))
+    done = place.run(f"--allowance={size}", place.script("print('ran')"))
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         f"--allowance: {size!r} is not a size: use bytes, a size such as 128MiB, 1 GiB or 512M, or off"
@@ -610,8 +586,7 @@ def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        textwrap.dedent(
-            """
+        textwrap.dedent("""
             import multiprocessing, os, sys
             import torch
             def show(who):
@@ -625,22 +600,14 @@ def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(
                 child.start()
                 child.join()
                 sys.exit(child.exitcode)
-            """
-        )
+            """)
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ESPER_")}
     environment["PYTHONPATH"] = str(ROOT)
     for devices, enabled in ((None, True), ("-1", False)):
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
-        done = subprocess.run(
-            [sys.executable, "-m", "esper_alloc", "run", str(script)],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=environment,
-            timeout=3000,
-        )
+        done = python("-m", "esper_alloc", "run", script, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"parent {enabled}\nchild {enabled}\n", done.stderr
     assert done.stderr.count("\n") == 1 and "hides every GPU" in done.stderr

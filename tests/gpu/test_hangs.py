@@ -7,6 +7,8 @@ missing a failure.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from scenario import little_was_lost, run_program
 
@@ -15,21 +17,22 @@ LONG = "60"  # seconds: a stream that was waited for in vain is left alone for m
 MARKS = ["record_use", "record_use_until_free", "record_stream"]
 
 
+def assert_all_ended(found: dict[str, Any]) -> None:
+    assert found["hung"] == found["wrong"] == 0
+    assert found["held_back_in_vain"], "the host was not held back: nothing was tested"
+
+
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("scenario", ["spin", "ring_on_one"])
 def test_waits_on_one_device_complete(scenario: str, mark: str) -> None:
     found = run_program("hangs", scenario, mark, TRIES)
-    assert found["hung"] == 0
-    assert found["wrong"] == 0
-    assert found["held_back_in_vain"], "the host was not held back: nothing was tested"
+    assert_all_ended(found)
 
 
 @pytest.mark.parametrize("scenario", ["spin", "ring_on_one"])
 def test_little_time_is_lost_in_the_long_run(scenario: str) -> None:
     found = run_program("hangs", scenario, "record_use", TRIES, LONG)
-    assert found["hung"] == 0
-    assert found["wrong"] == 0
-    assert found["held_back_in_vain"]
+    assert_all_ended(found)
     assert little_was_lost(found), found
 
 
@@ -37,6 +40,4 @@ def test_little_time_is_lost_in_the_long_run(scenario: str) -> None:
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_ring_of_flags_over_two_devices_completes(mark: str) -> None:
     found = run_program("hangs", "ring", mark, TRIES)
-    assert found["hung"] == 0
-    assert found["wrong"] == 0
-    assert found["held_back_in_vain"], "the host was not held back: nothing was tested"
+    assert_all_ended(found)

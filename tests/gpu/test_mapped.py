@@ -18,6 +18,7 @@ import faulthandler
 faulthandler.dump_traceback_later(LIMIT, exit=True)
 import json
 import random
+import sys
 import esper_alloc
 esper_alloc.enable()
 import torch
@@ -31,21 +32,12 @@ def block(mib, value):
     return one
 
 
-def actions():
-    torch.cuda.synchronize()
-    [trace] = torch.cuda.memory._snapshot()["device_traces"][:1]
-    return [entry["action"] for entry in trace]
+def step(name):
+    "What comes next: of a hang the last one is to blame."
+    print(name, file=sys.stderr, flush=True)
 """
 
-# Each line is the step that comes next: of a hang the last one is to blame.
 SMOKE = """
-import sys
-
-
-def step(name):
-    print(name, file=sys.stderr, flush=True)
-
-
 step("a page is made and mapped")
 x = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
 step("it is written and read")
@@ -59,13 +51,6 @@ print(torch.cuda.memory_reserved())
 """
 
 STREAMS = """
-import sys
-
-
-def step(name):
-    print(name, file=sys.stderr, flush=True)
-
-
 step("other streams have segments of their own")
 side = [torch.cuda.Stream() for _ in range(4)]
 kept = []
@@ -101,13 +86,6 @@ print(torch.cuda.memory_reserved())
 """
 
 CAPTURE = """
-import sys
-
-
-def step(name):
-    print(name, file=sys.stderr, flush=True)
-
-
 import threading
 
 
@@ -184,13 +162,6 @@ print(json.dumps({"rows": rows, "kinds": sorted(kinds)}))
 
 # Each tensor holds a number of its own; the copies on the other device must show it.
 PEERS = """
-import sys
-
-
-def step(name):
-    print(name, file=sys.stderr, flush=True)
-
-
 def on(device, mib, value):
     one = torch.empty(int(mib * MIB) // 4, dtype=torch.int32, device=f"cuda:{device}")
     return one.fill_(value)

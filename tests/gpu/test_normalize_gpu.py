@@ -7,16 +7,13 @@ which tests/helpers/test_normalize.py compares with NumPy.
 from __future__ import annotations
 
 import inspect
-import os
-import socket
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helper import run_python
+from processes import run_two_ranks
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -349,22 +346,11 @@ def test_a_compiled_policy(mode: str) -> None:
             y = compiled(x).clone()
             torch.testing.assert_close(y, twin(x), rtol=1e-4, atol=1e-4)
     assert counters["stats"]["unique_graphs"] == 1
+    # reduce-overhead must not fall back because statistics are written.
+    assert counters["inductor"]["cudagraph_skips"] == 0
     assert int(model.rms.count) == 8 * 512
     torch.testing.assert_close(model.rms._moments, twin.rms._moments)
     assert [tensor.data_ptr() for tensor in model.rms._buffers.values()] == addresses
-
-
-def test_a_compiled_policy_in_a_graph_tree_is_not_skipped() -> None:
-    """reduce-overhead must not fall back because statistics are written."""
-    from torch._dynamo.utils import counters
-
-    model = Policy().cuda()
-    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
-    counters.clear()
-    with torch.no_grad():
-        for _ in range(4):
-            compiled(torch.randn(512, 64, device="cuda"))
-    assert counters["inductor"]["cudagraph_skips"] == 0
 
 
 # --- devices ------------------------------------------------------------------------------------
@@ -408,8 +394,7 @@ def test_models_take_their_statistics_along() -> None:
 
 def test_under_the_allocator() -> None:
     """The helpers do not know the allocator; they work on it all the same."""
-    said = run_python(
-        """
+    said = run_python("""
 import torch, esper_alloc
 esper_alloc.enable()
 from esper_alloc import RunningMeanStd
@@ -420,8 +405,7 @@ for part in x.split(9000):
     host.update(part.cpu())
 torch.testing.assert_close(ours._moments.cpu(), host._moments, rtol=1e-10, atol=1e-12)
 print("fine", esper_alloc.is_enabled())
-"""
-    )
+""")
     assert "fine True" in said
 
 
@@ -475,25 +459,4 @@ print("rank", rank, "done")
 
 @several
 def test_two_ranks_are_as_one() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), port],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=1200)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for rank, process in enumerate(ranks):
-        assert process.returncode == 0 and f"rank {rank} done" in said[rank], said[rank][-4000:]
+    run_two_ranks(RANK)

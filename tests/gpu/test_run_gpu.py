@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helper import FOREIGN, ROOT
+from processes import output_of
 
 # Knows nothing of esper_alloc. It trains a little, in a child too.
 PROGRAM = """
@@ -63,16 +62,8 @@ def run(*command: str, cwd: Path) -> dict[str, object]:
         environment["PYTHONPATH"] = os.pathsep.join(
             part for part in (str(ROOT), environment.get("PYTHONPATH", "")) if part
         )
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    found = json.loads(done.stdout.strip().splitlines()[-1])
+    said = output_of(*command, cwd=cwd, env=environment)
+    found = json.loads(said.strip().splitlines()[-1])
     assert isinstance(found, dict)
     return found
 

@@ -56,8 +56,7 @@ def on_gpu(scenario: str, **keywords) -> str:
 
 
 def test_change_current_allocator():
-    in_torch(
-        """
+    in_torch("""
         import torch, esper_alloc
         torch.cuda.memory.change_current_allocator(esper_alloc.allocator())
         assert esper_alloc.is_enabled()
@@ -65,13 +64,11 @@ def test_change_current_allocator():
         assert x.sum().item() == 499500
         assert torch.cuda.memory_allocated() > 0
         assert torch.cuda.get_allocator_backend() == "esper_alloc"
-        """
-    )
+        """)
 
 
 def test_cudnn_benchmark_convolution():
-    on_gpu(
-        """
+    on_gpu("""
         torch.backends.cudnn.benchmark = True
         x = torch.randn(8, 16, 64, 64, device="cuda", requires_grad=True)
         conv = torch.nn.Conv2d(16, 32, 3, padding=1).cuda()
@@ -83,8 +80,7 @@ def test_cudnn_benchmark_convolution():
         )
         assert torch.allclose(y.detach().cpu(), reference, atol=1e-2)
         assert x.grad.isfinite().all()
-        """
-    )
+        """)
 
 
 def test_base_allocation_and_free_memory_callbacks(tmp_path):
@@ -146,8 +142,7 @@ def test_base_allocation_and_free_memory_callbacks(tmp_path):
 
 
 def test_record_use_finds_memory_in_containers_views_and_layouts():
-    on_gpu(
-        """
+    on_gpu("""
         import dataclasses
         side = torch.cuda.Stream()
 
@@ -185,8 +180,7 @@ def test_record_use_finds_memory_in_containers_views_and_layouts():
         strided = lambda: torch.nested.nested_tensor([torch.ones(MiB), torch.ones(MiB)], device="cuda")
         assert pending(strided) >= 8 * MiB
         assert pending(lambda: torch.ones(4)) == 0
-        """
-    )
+        """)
 
 
 # The function-pointer way
@@ -221,8 +215,7 @@ def test_pluggable_allocator():
 
 
 def test_bare_constructor_warns_and_is_safe():
-    printed = in_torch(
-        """
+    printed = in_torch("""
         import torch, esper_alloc
         bare = torch.cuda.memory.CUDAPluggableAllocator(
             esper_alloc.library_path(), "esper_alloc_malloc", "esper_alloc_free")
@@ -240,6 +233,5 @@ def test_bare_constructor_warns_and_is_safe():
             side.synchronize()
             assert right.item(), attempt
             del y
-        """
-    )
+        """)
     assert printed.count("record_stream") == 1, printed

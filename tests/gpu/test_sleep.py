@@ -48,14 +48,6 @@ def test_training_that_sleeps_has_the_same_losses() -> None:
     assert found["sleeping"] == found["plain"]
 
 
-def test_what_is_seen_is_refused_in_words() -> None:
-    found = run_program("sleep", "errors")
-    said = found["said"]
-    assert "no tag 'weigths'" in said["unknown tag"]
-    assert "'weights' sleeps" in said["malloc"]
-    assert found["sum"] == 2 * MIB
-
-
 @pytest.mark.two_gpus
 def test_two_devices_sleep_and_are_peers_again() -> None:
     found = run_program("sleep", "two_devices")

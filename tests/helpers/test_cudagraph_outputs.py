@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import inspect
 import pickle
-import sys
 import threading
 import types
 import warnings
@@ -20,17 +19,13 @@ import weakref
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
 from esper_alloc import cudagraph_outputs  # noqa: E402
-from esper_alloc.helpers.cudagraph_outputs import (  # noqa: E402
-    copies,
-    memory,
-    trees as trees_module,
-    wrapper,
-)
+from esper_alloc.helpers.cudagraph_outputs import copies, memory, trees as trees_module, wrapper  # noqa: E402
 
 
 class Reference:
@@ -510,11 +505,11 @@ def test_backward_of_backward() -> None:
     assert second.tolist() == [6, 6, 6]
 
 
-def model_of(sine) -> torch.nn.Module:
+def model_of(sine, **options) -> torch.nn.Module:
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(3))
+            self.weight = torch.nn.Parameter(torch.zeros(3), **options)
 
         def forward(self, x):
             return sine(self.weight) + x
@@ -645,15 +640,7 @@ def test_the_parts_of_a_wrapper_that_are_no_tensors_have_no_memory(monkeypatch) 
 
 
 def test_parameters_that_were_frozen_get_them_later(sine, trees) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
-
-        def forward(self, x):
-            return sine(self.weight) + x
-
-    model = Model()
+    model = model_of(sine, requires_grad=False)
     step = cudagraph_outputs(model)
     step(torch.ones(3, requires_grad=True)).sum().backward()
     model.weight.requires_grad_(True)
@@ -773,6 +760,7 @@ def simulate(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list]:
     return (x @ y).sin(), [x.sum(), x]
 
 
+@pytest.mark.slow
 def test_on_the_cpu_nothing_changes(monkeypatch) -> None:
     if torch.cuda.is_available():
         monkeypatch.setattr(wrapper, "_graphs_are_possible", lambda: False)
@@ -811,14 +799,13 @@ def test_pytorch_still_keeps_the_account_that_is_read() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    import subprocess
-
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from esper_alloc import cudagraph_outputs\n"
-        "cudagraph_outputs(print)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+    program = """
+import sys
+sys.modules["torch"] = None
+from esper_alloc import cudagraph_outputs
+cudagraph_outputs(print)
+"""
+    output_of("-c", program)
 
 
 # The documented example

@@ -24,7 +24,6 @@ from esper_alloc import (  # noqa: E402
 )
 from esper_alloc.helpers import kernels  # noqa: E402
 from esper_alloc.helpers.gather import cifar, cifar_batches  # noqa: E402
-from esper_alloc.helpers.gather.plan import Layout, plan_epoch  # noqa: E402
 from esper_alloc.helpers.normalize.statistics import Statistics  # noqa: E402
 from esper_alloc.helpers.validation import process_fused_val_batch  # noqa: E402
 
@@ -71,14 +70,6 @@ def test_devices_share_one_permutation(images: Any) -> None:
     assert batches.order == "global"
     seen = torch.cat([targets for batch in batches for _, targets in batch])
     assert batches._global_perm is not None and seen.tolist() == batches._global_perm.tolist()
-    # Several devices on paper: the lengths are those of one order, no sample comes twice, and an
-    # uneven last batch is split over all environments.
-    for names in (("cuda:0", "cuda:1"), ("cuda:0", "cuda:0", "cuda:1", "cuda:1")):
-        layout = Layout(61, names, 4, batches.order, drop_last=False)
-        assert layout.batches == math.ceil(61 / (4 * len(names)))
-        plan = plan_epoch(layout, seed=5, epoch=0)
-        found = torch.cat([part for i in range(layout.batches) for part in plan.indices(i)])
-        assert sorted(found.tolist()) == list(range(61))
 
 
 def test_the_first_epoch_is_theirs_and_later_ones_are_documented(images: Any) -> None:

@@ -8,22 +8,17 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import types
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import (  # noqa: E402
-    given,
-    settings,
-    strategies as st,
-)
+from hypothesis import given, settings, strategies as st  # noqa: E402
 from published_cifar import STUB, use_stub, write_cifar  # noqa: E402
 
 from esper_alloc import (  # noqa: E402
@@ -39,14 +34,7 @@ from esper_alloc.helpers.gather import (  # noqa: E402
     iterator as iteration,
 )
 from esper_alloc.helpers.gather.batch import GatherBatch  # noqa: E402
-from esper_alloc.helpers.gather.plan import (  # noqa: E402
-    GAMMA,
-    Layout,
-    device_index,
-    epoch_seed,
-    mix,
-    plan_epoch,
-)
+from esper_alloc.helpers.gather.plan import GAMMA, Layout, device_index, epoch_seed, mix, plan_epoch  # noqa: E402
 from esper_alloc.helpers.gather.transform import crop_and_flip  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -1081,22 +1069,18 @@ def test_a_load_that_fails_leaves_nothing_behind(root) -> None:
 # Documents
 
 
+def on_the_cpu() -> dict[str, str]:
+    """An environment without GPUs, in which torchvision is the stub."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{STUB}", "CUDA_VISIBLE_DEVICES": ""}
+
+
 def test_documented_examples_run(root) -> None:
     """Every Python block of docs/gather.md, one after another, on the CPU."""
     text = (ROOT / "docs" / "gather.md").read_text()
     write_cifar(root / "data", "cifar10", count=600)
     blocks = [part.split("\n```")[0] for part in text.split("```python\n")[1:]]
     assert len(blocks) >= 4
-    program = "\n".join(blocks)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{STUB}", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
+    output_of("-c", "\n".join(blocks), cwd=root, env=on_the_cpu())
 
 
 @pytest.mark.slow
@@ -1107,15 +1091,8 @@ def test_the_example_runs(root, from_files) -> None:
     if from_files:
         write_cifar(root, "cifar10", count=20)
         arguments += ["--data-root", str(root)]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "cifar_envs.py"), *arguments],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{STUB}", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "epoch 1: 4 batches for 3 environments" in done.stdout
+    said = output_of(ROOT / "examples" / "cifar_envs.py", *arguments, env=on_the_cpu())
+    assert "epoch 1: 4 batches for 3 environments" in said
 
 
 def test_constants_are_documented() -> None:
@@ -1146,6 +1123,4 @@ for call in (
     else:
         raise AssertionError
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, env={**os.environ, "PYTHONPATH": str(ROOT)})

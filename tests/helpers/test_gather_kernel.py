@@ -8,13 +8,9 @@ tests/gpu/test_gather_gpu.py.
 from __future__ import annotations
 
 import ctypes
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from compilers import CXX
+from kernels_on_cpu import KERNELS, compiled, replaced
 
 torch = pytest.importorskip("torch")
 
@@ -22,13 +18,6 @@ from esper_alloc.helpers.gather.compiled import constants, describe  # noqa: E40
 from esper_alloc.helpers.gather.plain import PlainGather  # noqa: E402
 from esper_alloc.helpers.gather.plan import mix, split_sizes  # noqa: E402
 from esper_alloc.helpers.gather.transform import ImageTransform, is_channels_last  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import torch_build  # noqa: E402
-
-KERNELS = ROOT / "csrc" / "kernels"
 
 
 class Divisor(ctypes.Structure):
@@ -75,38 +64,18 @@ class Batch(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     """gather.cu as a shared library for the CPU."""
-    include = torch_build._cuda_include_dirs(torch.version.cuda) if torch.version.cuda else []
-    if not CXX or not any((folder / "cuda_fp16.h").is_file() for folder in include):
-        pytest.skip("needs a C++ compiler and CUDA's headers")
-    text = (KERNELS / "gather.cu").read_text()
-    text, launches = re.subn(
+    text = replaced(
         r"gather<<<blocks, kThreads, shared_bytes, stream>>>\(p\);\s*return cudaGetLastError\(\);",
         "return run_on_cpu(gather<decltype(p)>, blocks, kThreads, p);",
-        text,
+        (KERNELS / "gather.cu").read_text(),
+        times=2,
     )
-    assert launches == 2
-    text, shared = re.subn(
-        r"extern __shared__ float table\[\];", "static float table[8 * 256];", text
+    text = replaced(r"extern __shared__ float table\[\];", "static float table[8 * 256];", text)
+    text = replaced(
+        r"cudaMemcpyAsync\((.*?),\s+cudaMemcpyHostToDevice, stream\)", r"copy_on_cpu(\1)", text
     )
-    assert shared == 1
-    text, copies = re.subn(
-        r"cudaMemcpyAsync\((.*?),\s+cudaMemcpyHostToDevice, stream\)",
-        r"copy_on_cpu(\1)",
-        text,
-        flags=re.S,
-    )
-    assert copies == 1
     folder = tmp_path_factory.mktemp("kernel")
-    (folder / "gather.cpp").write_text(f'#include "cuda_on_cpu.h"\n{text}')
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-w"]
-    # Misaligned accesses fault on a GPU.
-    flags += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
-    folders = [f"-I{ROOT / 'tests' / 'kernels'}", f"-I{KERNELS}"]
-    folders += [word for one in include for word in ("-isystem", str(one))]
-    command = [*CXX, *flags, *folders, str(folder / "gather.cpp"), "-o", str(folder / "gather.so")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    loaded = ctypes.CDLL(str(folder / "gather.so"))
+    loaded = compiled("gather", "cuda_on_cpu.h", text, folder, "-ffp-contract=off")
     loaded.esper_divisor_of.restype = Divisor
     loaded.esper_gather_remote_bytes.restype = ctypes.c_size_t
     return loaded

@@ -12,10 +12,7 @@ import inspect
 import io
 import itertools
 import math
-import os
 import pickle
-import socket
-import subprocess
 import sys
 import warnings
 from collections import OrderedDict
@@ -25,16 +22,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import run_two_ranks
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import (  # noqa: E402
-    given,
-    settings,
-    strategies as st,
-)
+from hypothesis import given, settings, strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 from esper_alloc import RewardNormalizer, RunningMeanStd, ValueNormalizer  # noqa: E402
@@ -314,18 +308,12 @@ def test_precision_holds_over_many_batches() -> None:
 
 BAD = [
     (lambda: torch.zeros(4, 2), ValueError, "its last dimensions must be the normaliser's shape"),
-    (
-        lambda: torch.zeros(2, 5, 2),
-        ValueError,
-        r"shape \(3,\) was given values of shape \(2, 5, 2\)",
-    ),
-    (lambda: torch.zeros(3, 4), ValueError, r"given values of shape \(3, 4\)"),
+    (lambda: torch.zeros(2, 3, 4), ValueError, r"shape \(3,\) was given .* shape \(2, 3, 4\)"),
     (lambda: torch.zeros(4, 3, dtype=torch.bool), TypeError, "not torch.bool"),
     (lambda: torch.zeros(4, 3, dtype=torch.complex64), TypeError, "not torch.complex64"),
     (lambda: torch.zeros(4, 3).to_sparse(), TypeError, "torch.sparse_coo"),
     (lambda: [[1.0, 2.0, 3.0]], TypeError, "takes a tensor, not list"),
     (lambda: np.zeros((4, 3)), TypeError, "takes a tensor, not ndarray"),
-    (lambda: None, TypeError, "takes a tensor, not NoneType"),
 ]
 
 
@@ -435,22 +423,21 @@ def test_empty_batches_change_nothing() -> None:
 
 # --- train, eval, freeze ------------------------------------------------------------------
 
-CALLS = [
-    (lambda: RunningMeanStd(3), ["update", "update_and_normalize", "forward"], (5, 3)),
-    (ValueNormalizer, ["update", "update_and_normalize", "forward"], (40,)),
-    (RewardNormalizer, ["update", "update_and_normalize", "forward"], (5,)),
-]
+METHODS = ("update", "update_and_normalize", "forward")
 
 
-@pytest.mark.parametrize("make, methods, shape", CALLS, ids=["rms", "value", "reward"])
-def test_eval_and_freeze_hold_everywhere(make: Any, methods: list[str], shape: Any) -> None:
+@pytest.mark.parametrize(
+    "make, shape",
+    [(lambda: RunningMeanStd(3), (5, 3)), (ValueNormalizer, 40), (RewardNormalizer, 5)],
+)
+def test_eval_and_freeze_hold_everywhere(make: Any, shape: Any) -> None:
     normalizer = make()
     x = torch.randn(shape) + 2
     normalizer.update(x)
     before = state_of(normalizer)
     for stop, go in [(normalizer.eval, normalizer.train), (normalizer.freeze, normalizer.unfreeze)]:
         stop()
-        for method in methods:
+        for method in METHODS:
             getattr(normalizer, method)(x)
         normalizer(x)
         if isinstance(normalizer, RewardNormalizer):
@@ -458,7 +445,7 @@ def test_eval_and_freeze_hold_everywhere(make: Any, methods: list[str], shape: A
             normalizer.update(3.0)
         assert unchanged(normalizer, before)
         go()
-    for method in methods:
+    for method in METHODS:
         getattr(normalizer, method)(x)
         assert not unchanged(normalizer, before)
         before = state_of(normalizer)
@@ -972,26 +959,7 @@ print("rank", rank, "done")
 def test_two_ranks_are_as_one(route: str) -> None:
     if route == "plain" and COMPILED is not None:
         pytest.skip("what ranks exchange is the same by both routes")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), port],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=1200)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for rank, process in enumerate(ranks):
-        assert process.returncode == 0 and f"rank {rank} done" in said[rank], said[rank][-4000:]
+    run_two_ranks(RANK, OMP_NUM_THREADS="1")
 
 
 def test_ranks_need_a_process_group() -> None:
@@ -1003,29 +971,22 @@ def test_ranks_need_a_process_group() -> None:
 # --- devices ---------------------------------------------------------------------------------
 
 MOVES = [
-    (lambda: RunningMeanStd(3), "update", (4, 3)),
-    (lambda: RunningMeanStd(3), "normalize", (4, 3)),
-    (lambda: RunningMeanStd(3), "denormalize", (4, 3)),
-    (lambda: RunningMeanStd(3), "update_and_normalize", (4, 3)),
-    (lambda: RunningMeanStd(3), "__call__", (4, 3)),
-    (ValueNormalizer, "update", (4,)),
-    (ValueNormalizer, "normalize", (4,)),
-    (ValueNormalizer, "denormalize", (4,)),
-    (ValueNormalizer, "__call__", (4,)),
-    (RewardNormalizer, "update", (4,)),
-    (RewardNormalizer, "update_and_normalize", (4,)),
-    (RewardNormalizer, "normalize_only", (4,)),
-    (RewardNormalizer, "__call__", (4,)),
+    (kind, shape, method)
+    for kind, shape, methods in (
+        (RunningMeanStd, (3,), "update normalize denormalize update_and_normalize __call__"),
+        (ValueNormalizer, (), "update normalize denormalize __call__"),
+        (RewardNormalizer, (), "update update_and_normalize normalize_only __call__"),
+    )
+    for method in methods.split()
 ]
-MOVE_IDS = [f"{make().__class__.__name__}.{method}" for make, method, _ in MOVES]
 
 
-@pytest.mark.parametrize("make, method, shape", MOVES, ids=MOVE_IDS)
+@pytest.mark.parametrize("kind, shape, method", MOVES)
 def test_values_elsewhere_are_a_warning_on_the_users_line(
-    make: Any, method: str, shape: Any
+    kind: Any, shape: tuple[int, ...], method: str
 ) -> None:
-    normalizer = make()
-    x = torch.zeros(shape, device="meta")
+    normalizer = kind(*shape)
+    x = torch.zeros(4, *shape, device="meta")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         line = inspect.currentframe().f_lineno + 1
@@ -1037,6 +998,15 @@ def test_values_elsewhere_are_a_warning_on_the_users_line(
     text = str(warning.message)
     assert "on cpu and was given values on meta" in text and "device='meta'" in text
     assert normalizer.device.type == "meta"
+
+
+@pytest.mark.parametrize("kind, shape, method", MOVES)
+def test_strict_device_raises(kind: Any, shape: tuple[int, ...], method: str) -> None:
+    normalizer = kind(*shape, strict_device=True)
+    before = state_of(normalizer)
+    with pytest.raises(RuntimeError, match="with strict_device=True it does not move them"):
+        getattr(normalizer, method)(torch.zeros(4, *shape, device="meta"))
+    assert unchanged(normalizer, before)
 
 
 def test_statistics_are_not_lost_to_values_that_hold_nothing() -> None:
@@ -1064,17 +1034,6 @@ def test_the_warning_comes_once_an_instance_and_way() -> None:
                 # Back again: meta tensors hold nothing to move.
                 normalizer._buffers = {name: tensor.clone() for name, tensor in before.items()}
     assert len(caught) == 2
-
-
-@pytest.mark.parametrize("make, method, shape", MOVES, ids=MOVE_IDS)
-def test_strict_device_raises(make: Any, method: str, shape: Any) -> None:
-    normalizer = (
-        type(make())(3, strict_device=True) if shape == (4, 3) else type(make())(strict_device=True)
-    )
-    before = state_of(normalizer)
-    with pytest.raises(RuntimeError, match="with strict_device=True it does not move them"):
-        getattr(normalizer, method)(torch.zeros(shape, device="meta"))
-    assert unchanged(normalizer, before)
 
 
 def test_a_device_without_an_index_is_the_device() -> None:
@@ -1154,18 +1113,11 @@ def operator_calls() -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_operators_keep_torchs_rules(number: int, route: str) -> None:
+def test_operators_keep_torchs_rules_and_are_the_plain_operations(number: int, route: str) -> None:
     if route == "plain":
         pytest.skip("there are no operators")
     name, arguments = operator_calls()[number]
     torch.library.opcheck(getattr(torch.ops.esper_alloc, name).default, arguments)
-
-
-@pytest.mark.parametrize("number", range(6))
-def test_operators_are_the_plain_operations(number: int, route: str) -> None:
-    if route == "plain":
-        pytest.skip("there are no operators")
-    name, arguments = operator_calls()[number]
     arguments = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
     theirs = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
     ours = getattr(torch.ops.esper_alloc, name)(*arguments)
@@ -1261,7 +1213,7 @@ def counting(backend: str) -> Any:
     return CompileCounterWithBackend(backend)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_compiles_whole_and_once(backend: str) -> None:
     model, twin = Policy(), Policy()
     twin.load_state_dict(model.state_dict())

@@ -11,24 +11,15 @@ import ctypes
 import math
 import re
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from compilers import CXX
+from kernels_on_cpu import KERNELS, compiled, replaced
 
 torch = pytest.importorskip("torch")
 
 from esper_alloc.helpers.normalize import moments  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import torch_build  # noqa: E402
-
-KERNELS = ROOT / "csrc" / "kernels"
 FEW_ROWS = 64  # instead of 2048: the largest batch without a barrier of the grid
 TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 
@@ -55,18 +46,9 @@ class Rule(ctypes.Structure):
     _fields_ += [("scaling", ctypes.c_int), ("inverse", ctypes.c_int)]
 
 
-def replaced(pattern: str, by: str, text: str) -> str:
-    text, times = re.subn(pattern, by, text, flags=re.S)
-    assert times == 1, pattern
-    return text
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """normalize.cu as a shared library for the CPU."""
-    include = torch_build._cuda_include_dirs(torch.version.cuda) if torch.version.cuda else []
-    if not CXX or not any((folder / "cuda_fp16.h").is_file() for folder in include):
-        pytest.skip("needs a C++ compiler and CUDA's headers")
     text = (KERNELS / "normalize.cu").read_text()
     text = replaced(r"#include <cooperative_groups.h>\n", "", text)
     text = replaced(r"kFewRows = 2048;", f"kFewRows = {FEW_ROWS};", text)
@@ -94,19 +76,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         text,
     )
     text = replaced(r"void \*arguments\[\] = \{&job\};", "", text)
-    folder = tmp_path_factory.mktemp("kernel")
-    (folder / "normalize.cpp").write_text(f'#include "fibers_on_cpu.h"\n{text}')
     # torch has loaded the functions that the header defines anew; its own come first.
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic"]
-    # Misaligned accesses fault on a GPU.
-    flags += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
-    folders = [f"-I{ROOT / 'tests' / 'kernels'}", f"-I{KERNELS}"]
-    folders += [word for one in include for word in ("-isystem", str(one))]
-    output = folder / "normalize.so"
-    command = [*CXX, *flags, *folders, str(folder / "normalize.cpp"), "-o", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    loaded = ctypes.CDLL(str(output))
+    folder = tmp_path_factory.mktemp("kernel")
+    loaded = compiled("normalize", "fibers_on_cpu.h", text, folder, "-Wl,-Bsymbolic")
     loaded.esper_normalizer_scratch.restype = ctypes.c_size_t
     return loaded
 

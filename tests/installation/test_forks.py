@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,15 +35,9 @@ sys.meta_path.insert(0, Slow())
 
 
 def run(program: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "ESPER_ALLOC": ""},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "ESPER_ALLOC": ""}
+    done = python("-c", BEGIN + textwrap.dedent(program), env=env)
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 import esper_alloc
 
@@ -25,14 +24,9 @@ def clone(tmp_path: Path) -> Path:
 
 
 def said_in(folder: Path, site: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", "import esper_alloc; print(esper_alloc.__version__)"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(site), "ESPER_ALLOC": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    program = "import esper_alloc; print(esper_alloc.__version__)"
+    env = {**os.environ, "PYTHONPATH": str(site), "ESPER_ALLOC": ""}
+    done = python("-c", program, cwd=folder, env=env, check=True)
     assert done.stdout == f"{esper_alloc.__version__}\n"
     return done.stderr
 

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from esper_alloc.replay import snapshot
 from esper_alloc.replay.snapshot import SnapshotError, load_snapshot
@@ -61,13 +62,7 @@ def test_the_command_says_it_too(tmp_path):
     path = tmp_path / "deep.pickle"
     path.write_bytes(gzip.compress(program(b"}(N" + b"\x85" * DEEP + b"Nu")))
     assert path.stat().st_size < 4096
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_alloc", "replay", str(path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=600,
-    )
+    done = python("-m", "esper_alloc", "replay", path, cwd=ROOT)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"esper_alloc replay: {path}: not a memory snapshot: ")
 
@@ -132,10 +127,7 @@ def test_a_bomb_takes_no_more_than_the_limit(tmp_path, name):
         mine = int(status.partition("VmHWM:")[2].split()[0])
         print(max(mine, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) >> 10)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(path)],
-        capture_output=True, text=True, cwd=ROOT, timeout=600,
-    )  # fmt: skip
+    done = python("-c", textwrap.dedent(code), path, cwd=ROOT)
     said, peak = done.stdout.splitlines()
     assert said.startswith(f"{path}: loading it would take more than 0.1 GiB, three quarters of")
     assert "max_entries" in said

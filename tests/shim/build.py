@@ -75,7 +75,7 @@ def answer(library: Path, code: str, **env: str) -> Any:
 
 
 FORKS = """
-import ctypes, os, signal, time
+import ctypes, os, signal, threading, time
 
 
 def fork_while_a_lock_is_held():

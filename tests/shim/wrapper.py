@@ -1,7 +1,9 @@
-"""A subclass of Tensor around another tensor, for programs on the simulated device."""
+"""Ways for an operator to get a tensor, for programs on the simulated device: a subclass around it,
+inference mode, another thread."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -25,3 +27,18 @@ class Wrapper(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(args[0].inner, *args[1:])
+
+
+def in_inference(x: torch.Tensor) -> None:
+    with torch.inference_mode():
+        x.zero_()
+
+
+def in_thread(x: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    def body() -> None:
+        with torch.cuda.stream(stream):
+            x.zero_()
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()

@@ -63,10 +63,10 @@ def test_every_call_refuses_it(library: Path) -> None:
     found = build.answer(
         library,
         """
-import json
 import simulated
 import torch
 import esper_alloc
+from simulated import say
 
 x = torch.ones(5).to("cuda")
 
@@ -93,7 +93,7 @@ said = {error_of(call, device) for device in (1.5, "gpu", 2) for call in (
     lambda device: esper_alloc.sleep(device=device), lambda device: esper_alloc.wake(device=device),
 )}
 asleep = [tag for tag, one in esper_alloc.tag_stats().items() if one["asleep"]]
-print(json.dumps([sorted(said), asleep]))
+say(sorted(said), asleep)
 """,
         SIM_MAPS_PAGES="1",
     )

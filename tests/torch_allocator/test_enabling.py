@@ -54,6 +54,10 @@ def run(source: str, **env: str) -> str:
     return result.stdout
 
 
+def run_without_torch(source: str, **env: str) -> str:
+    return run(WITHOUT_TORCH + textwrap.dedent(source), **env)
+
+
 def has_shim() -> bool:
     try:
         esper_alloc.allocator()
@@ -91,41 +95,34 @@ needs_cuda_torch = pytest.mark.skipif(not has_cuda_torch(), reason="no torch wit
 
 
 def test_import_loads_neither_torch_nor_compiled_modules():
-    run(
-        """
+    run("""
         import sys
         import esper_alloc
         assert "torch" not in sys.modules
         assert not [n for n in sys.modules if n.startswith("esper_alloc._")]
         assert not esper_alloc.is_enabled()
         assert "torch" not in sys.modules
-        """
-    )
+        """)
 
 
 def test_every_public_name_is_there_without_torch():
-    run(
-        WITHOUT_TORCH
-        + textwrap.dedent(
-            """
-            import esper_alloc
-            without = []
-            for name in esper_alloc.__all__:
-                try:
-                    getattr(esper_alloc, name)
-                except esper_alloc.UnavailableError as error:
-                    assert "needs PyTorch" in str(error)
-                    without.append(name)
-            # These are modules of PyTorch; all else can be asked for.
-            assert without == ["RewardNormalizer", "RunningMeanStd", "ValueNormalizer"], without
-            assert set(esper_alloc.__all__) <= set(dir(esper_alloc))
-            assert callable(esper_alloc.allocator)
-            esper_alloc.record_use([None, 3, "text"])
-            with esper_alloc.using({"x": None}):
-                pass
-            """
-        )
-    )
+    run_without_torch("""
+        import esper_alloc
+        without = []
+        for name in esper_alloc.__all__:
+            try:
+                getattr(esper_alloc, name)
+            except esper_alloc.UnavailableError as error:
+                assert "needs PyTorch" in str(error)
+                without.append(name)
+        # These are modules of PyTorch; all else can be asked for.
+        assert without == ["RewardNormalizer", "RunningMeanStd", "ValueNormalizer"], without
+        assert set(esper_alloc.__all__) <= set(dir(esper_alloc))
+        assert callable(esper_alloc.allocator)
+        esper_alloc.record_use([None, 3, "text"])
+        with esper_alloc.using({"x": None}):
+            pass
+        """)
 
 
 def test_unknown_names_are_attribute_errors():
@@ -134,15 +131,13 @@ def test_unknown_names_are_attribute_errors():
 
 
 def test_no_module_hides_a_public_function():
-    run(
-        """
+    run("""
         import pkgutil, esper_alloc
         names = {one.name for one in pkgutil.iter_modules(esper_alloc.__path__)}
         assert not names & set(esper_alloc.__all__), names
         assert callable(esper_alloc.allocator)
         assert callable(esper_alloc.cudagraph_outputs)
-        """
-    )
+        """)
 
 
 # Refusals
@@ -216,10 +211,7 @@ def test_a_source_folder_that_was_not_built_for_this_python_says_so(tmp_path, ca
         + f"""
         import torch
         torch.version.cuda = torch.version.cuda or "13.0"
-        try:
-            esper_alloc.{call}
-        except esper_alloc.UnavailableError as error:
-            print(error)
+        print(refusal(esper_alloc.UnavailableError, lambda: esper_alloc.{call}))
         """
     )
     assert str(tmp_path) in printed and said in printed, printed
@@ -295,10 +287,7 @@ def test_what_function_pointers_cannot_serve_is_refused_and_nothing_changes(uses
     program = """
 import esper_alloc
 before = torch.cuda.get_allocator_backend()
-try:
-    esper_alloc.enable(uses=USES)
-except esper_alloc.UnavailableError as error:
-    print(error)
+print(refusal(esper_alloc.UnavailableError, lambda: esper_alloc.enable(uses=USES)))
 assert torch.cuda.get_allocator_backend() == before and not esper_alloc.is_enabled()
 assert "ESPER_ALLOC_USES" not in __import__("os").environ
 """
@@ -308,19 +297,14 @@ assert "ESPER_ALLOC_USES" not in __import__("os").environ
 
 
 def test_without_torch_the_error_says_what_to_install():
-    printed = run(
-        WITHOUT_TORCH
-        + textwrap.dedent(
-            """
-            import esper_alloc
-            for call in (esper_alloc.enable, esper_alloc.allocator,
-                         esper_alloc.pluggable_allocator):
-                said = refusal(RuntimeError, call)
-                assert "needs PyTorch" in said, said
-                assert "pip install" in said, said
-            """
-        )
-    )
+    printed = run_without_torch("""
+        import esper_alloc
+        for call in (esper_alloc.enable, esper_alloc.allocator,
+                     esper_alloc.pluggable_allocator):
+            said = refusal(RuntimeError, call)
+            assert "needs PyTorch" in said, said
+            assert "pip install" in said, said
+        """)
     assert printed == ""
 
 
@@ -405,10 +389,7 @@ def test_without_cuda_enable_warns_once_and_does_nothing(change, env, begin, end
         esper_alloc.record_use(torch.ones(3))
         assert esper_alloc.sleep() == (0, 0, ()) and esper_alloc.wake() == 0
         print(esper_alloc.report(), end="")
-        try:
-            esper_alloc.enable(required=True)
-        except esper_alloc.UnavailableError as error:
-            print(error)
+        print(refusal(esper_alloc.UnavailableError, lambda: esper_alloc.enable(required=True)))
         """,
         **env,
     )
@@ -443,18 +424,14 @@ def test_a_torch_that_is_too_old_is_refused_with_both_versions(monkeypatch, vers
 @needs_cuda_torch
 def test_another_allocator_is_named_before_anything_is_tried():
     """Found where its module keeps it, as RMM does."""
-    printed = run(
-        """
+    printed = run("""
         import sys, types, torch, esper_alloc
         from torch.cuda.memory import CUDAPluggableAllocator
         library = esper_alloc.library_path()
         theirs = CUDAPluggableAllocator(library, "esper_alloc_malloc", "esper_alloc_free")
         torch.cuda.memory.change_current_allocator(theirs)
         def refused():
-            try:
-                esper_alloc.enable()
-            except esper_alloc.UnavailableError as error:
-                print(error)
+            print(refusal(esper_alloc.UnavailableError, esper_alloc.enable))
             assert torch.cuda.get_allocator_backend() == "pluggable"
             assert not esper_alloc.is_enabled() and "esper_alloc._torch" not in sys.modules
         kept = [theirs]
@@ -463,26 +440,24 @@ def test_another_allocator_is_named_before_anything_is_tried():
         sys.modules["rmm.allocators.torch"] = types.ModuleType("rmm.allocators.torch")
         sys.modules["rmm.allocators.torch"].rmm_torch_allocator = kept[0]
         refused()
-        """
-    )
+        """)
     unnamed, named = (one for one in printed.splitlines() if one.startswith("PyTorch has"))
     assert "has another allocator already, whose back end is 'pluggable', and only one" in unnamed
     assert "already, rmm.allocators.torch.rmm_torch_allocator, and only one can be" in named
     assert "or set ESPER_ALLOC=0" in named
 
 
-def test_variable_without_torch_warns_and_imports():
-    printed = run(WITHOUT_TORCH + "import esper_alloc", ESPER_ALLOC="1")
-    assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator" in printed
-    assert "needs PyTorch" in printed
-
-
-def test_variable_with_options_that_pytorch_refuses_warns_and_imports():
-    pytest.importorskip("torch")
-    bad = {"ESPER_ALLOC": "1", "PYTORCH_CUDA_ALLOC_CONF": "garbage:1"}
-    printed = run("import esper_alloc", **bad)
-    assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator" in printed
-    assert "garbage" in printed
+@pytest.mark.parametrize(
+    "begin, conf, why",
+    [
+        (WITHOUT_TORCH, "", "needs PyTorch"),
+        pytest.param("", "garbage:1", "garbage", marks=needs_shim),
+        pytest.param("", "backend:cudaMallocAsync", "PyTorch was started with", marks=needs_shim),
+    ],
+)
+def test_the_variable_where_it_cannot_be_warns_and_imports(begin, conf, why):
+    printed = run(begin + "import esper_alloc", ESPER_ALLOC="1", PYTORCH_CUDA_ALLOC_CONF=conf)
+    assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator: " in printed and why in printed
 
 
 @pytest.mark.parametrize("value", ["0", ""])
@@ -494,10 +469,7 @@ def test_variable_with_another_value_is_named():
     printed = run(
         """
         import esper_alloc
-        try:
-            esper_alloc.enable()
-        except ValueError as error:
-            print(error)
+        print(refusal(ValueError, esper_alloc.enable))
         """,
         ESPER_ALLOC="yes",
     )
@@ -554,8 +526,7 @@ def test_values_that_nobody_knows_are_named_at_once(name, value, words):
 
 @needs_shim
 def test_swap():
-    run(
-        """
+    run("""
         import torch, esper_alloc
         ours = esper_alloc.allocator()
         assert ours is esper_alloc.allocator()
@@ -565,8 +536,7 @@ def test_swap():
         assert esper_alloc.is_enabled()
         esper_alloc.enable()
         assert torch.cuda.get_allocator_backend() == "esper_alloc"
-        """
-    )
+        """)
 
 
 @needs_shim
@@ -604,20 +574,8 @@ def test_pytorchs_other_backend_stays_and_the_error_says_so(name):
 
 
 @needs_shim
-def test_variable_beside_pytorchs_other_backend_warns():
-    printed = run(
-        "import esper_alloc, torch; print(torch.cuda.get_allocator_backend())",
-        ESPER_ALLOC="1",
-        PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
-    )
-    assert "PyTorch keeps its own allocator: PyTorch was started with" in printed
-    assert printed.split()[-1] == "cudaMallocAsync"
-
-
-@needs_shim
 def test_enable_after_cuda_started_says_so():
-    run(
-        """
+    run("""
         import torch, esper_alloc
         torch.cuda.is_initialized = lambda: True
         said = refusal(RuntimeError, esper_alloc.enable)
@@ -625,8 +583,7 @@ def test_enable_after_cuda_started_says_so():
         assert "python -m esper_alloc run" in said, said
         assert not esper_alloc.is_enabled()
         assert torch.cuda.get_allocator_backend() == "native"
-        """
-    )
+        """)
 
 
 # Choices
@@ -657,10 +614,7 @@ def test_what_the_environment_says_of_uses_is_checked_at_once():
     printed = run(
         """
         import torch, esper_alloc
-        try:
-            esper_alloc.enable()
-        except ValueError as error:
-            print(error)
+        print(refusal(ValueError, esper_alloc.enable))
         print(esper_alloc.is_enabled())
         """,
         ESPER_ALLOC_USES="some",
@@ -672,8 +626,7 @@ def test_what_the_environment_says_of_uses_is_checked_at_once():
 
 @needs_shim
 def test_choices_are_handed_to_the_core_and_to_children_and_kept():
-    run(
-        """
+    run("""
         import os, torch, esper_alloc
         from esper_alloc.torch_allocator.sizes import parse_size
         esper_alloc.enable(allowance="1 GiB", segments="classic")
@@ -689,8 +642,7 @@ def test_choices_are_handed_to_the_core_and_to_children_and_kept():
         assert parse_size(os.environ["ESPER_ALLOC_ALLOWANCE"]) == 1 << 30
         assert os.environ["ESPER_ALLOC_SEGMENTS"] == "classic"
         assert "ESPER_ALLOC_USES" not in os.environ
-        """
-    )
+        """)
 
 
 @needs_shim
@@ -699,13 +651,11 @@ def test_choices_are_handed_to_the_core_and_to_children_and_kept():
     [(None, "off"), ("off", "off"), (0, "0"), (1 << 20, "1048576"), ("7 K", "7 K")],
 )
 def test_an_allowance_is_given_as_a_size_or_off(given, found):
-    run(
-        f"""
+    run(f"""
         import os, torch, esper_alloc
         esper_alloc.enable(allowance={given!r})
         assert os.environ["ESPER_ALLOC_ALLOWANCE"] == {found!r}
-        """
-    )
+        """)
 
 
 @needs_shim
@@ -775,28 +725,24 @@ def test_pytorchs_option_counts_more_than_the_variable(given, named, monkeypatch
 
 @needs_shim
 def test_a_choice_that_comes_too_late_changes_nothing():
-    run(
-        """
+    run("""
         import os, torch, esper_alloc
         torch.cuda.is_initialized = lambda: True
         said = refusal(RuntimeError, lambda: esper_alloc.enable(allowance=0, uses="automatic"))
         assert "came too late" in said, said
         assert not {"ESPER_ALLOC_ALLOWANCE", "ESPER_ALLOC_USES"} & set(os.environ)
-        """
-    )
+        """)
 
 
 @needs_shim
 def test_uses_cannot_be_automatic_behind_function_pointers():
-    run(
-        """
+    run("""
         import torch, esper_alloc
         torch.cuda.memory.change_current_allocator(esper_alloc.pluggable_allocator())
         esper_alloc.enable(uses="marked")
         said = refusal(RuntimeError, lambda: esper_alloc.enable(uses="automatic"))
         assert "cannot be automatic on pluggable_allocator()" in said, said
-        """
-    )
+        """)
 
 
 @needs_shim
@@ -805,16 +751,14 @@ def test_without_a_driver_the_error_names_it():
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    run(
-        """
+    run("""
         import torch, esper_alloc
         esper_alloc.enable()
         for call in (lambda: torch._C._cuda_memoryStats(0),
                      lambda: torch._C._cuda_emptyCache()):
             said = refusal(RuntimeError, call)
             assert "esper_alloc cannot serve this process: " in said, said
-        """
-    )
+        """)
 
 
 # The function-pointer way
@@ -823,8 +767,7 @@ def test_without_a_driver_the_error_names_it():
 @needs_core
 @needs_cuda_torch
 def test_pluggable_allocator_swaps_in():
-    run(
-        """
+    run("""
         import torch, esper_alloc
         pluggable = esper_alloc.pluggable_allocator()
         assert pluggable is esper_alloc.pluggable_allocator()
@@ -834,25 +777,14 @@ def test_pluggable_allocator_swaps_in():
         assert torch.cuda.get_allocator_backend() == "pluggable"
         assert esper_alloc.is_enabled()
         esper_alloc.record_use(torch.ones(3))
-        """
-    )
+        """)
 
 
 @needs_core
 def test_library_exports_the_c_functions():
     library = ctypes.CDLL(esper_alloc.library_path())
-    for name in (
-        "malloc",
-        "free",
-        "record_use",
-        "record_stream",
-        "touch",
-        "init",
-        "reset",
-        "set_memory_fraction",
-        "base",
-        "set_record_stream_visible",
-    ):
+    names = "malloc free record_use record_stream touch init reset set_memory_fraction base"
+    for name in (*names.split(), "set_record_stream_visible"):
         assert getattr(library, f"esper_alloc_{name}")
 
 

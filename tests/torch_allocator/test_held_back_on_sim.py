@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from on_sim import build
+from processes import output_of
 
 #: A call that is held back is let go by another Python thread, or ends in vain after 20 s.
 PROGRAM = """
@@ -44,15 +43,8 @@ simulated.library.core_hold_back_at_the_end()
 
 
 def test_other_python_threads_go_on(library: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, **build.environment(library)},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
-    found, at_the_end = done.stdout.splitlines()
+    said = output_of("-c", PROGRAM, env={**os.environ, **build.environment(library)})
+    found, at_the_end = said.splitlines()
     assert json.loads(found) == {
         "with the GIL": 1,
         "without": 1,

@@ -4,12 +4,12 @@ over this one, on the simulated device."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from on_sim import build
+from processes import python
 
 BEGIN = """
 import gc, simulated, torch, esper_alloc
@@ -28,24 +28,21 @@ assert not esper_alloc.is_enabled()
 """
 
 
-@pytest.fixture(scope="module")
-def env(library: Path) -> dict[str, str]:
+@pytest.fixture
+def run(library: Path) -> Callable[[str], None]:
+    """Runs code behind the beginning, which must succeed and be silent."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("ESPER_", "PYTORCH_"))}
-    return {**kept, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": "native"}
+    env = {**kept, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": "native"}
+
+    def run(code: str) -> None:
+        done = python("-c", BEGIN + code, env=env)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+
+    return run
 
 
-def run(env: dict[str, str], code: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + code], env=env, capture_output=True, text=True, timeout=1200
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-
-
-def test_segments_come_from_here_and_go_back(env: dict[str, str]) -> None:
-    run(
-        env,
-        """
+def test_segments_come_from_here_and_go_back(run: Callable[[str], None]) -> None:
+    run("""
 with torch.cuda.use_mem_pool(pool):
     x, y = memory(), memory(30)
 outside = memory(30)
@@ -58,14 +55,11 @@ gc.collect()
 assert simulated.core_live() == 0
 assert simulated.core_is_valid()
 assert torch.cuda.memory_reserved() == (20 + 30) * MiB
-""",
-    )
+""")
 
 
-def test_marks_protect_as_record_stream_does(env: dict[str, str]) -> None:
-    run(
-        env,
-        """
+def test_marks_protect_as_record_stream_does(run: Callable[[str], None]) -> None:
+    run("""
 def memory_of_the_pool():
     with torch.cuda.use_mem_pool(pool):
         return memory()
@@ -100,19 +94,15 @@ with torch.no_grad():
         others = [memory() for _ in range(10)]
     assert place not in [other.data_ptr() for other in others]
 simulated.time_passes()
-""",
-    )
+""")
 
 
-def test_the_end_comes_in_any_order(env: dict[str, str]) -> None:
-    run(
-        env,
-        """
+def test_the_end_comes_in_any_order(run: Callable[[str], None]) -> None:
+    run("""
 import sys
 with torch.cuda.use_mem_pool(pool):
     x = memory()
 sys.modules["kept_for_good"] = (pool, x, side)
 simulated.work(side)
 x.record_stream(side)
-""",
-    )
+""")

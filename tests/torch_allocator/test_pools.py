@@ -7,10 +7,12 @@ what PyTorch asks of the CUDA runtime on its way there is answered by
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,10 +95,21 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return built
 
 
-on_both_kinds = pytest.mark.parametrize("kind", ["classic", "mapped"])
+Run = Callable[..., str]
 
 
-def run(libraries: dict[str, Path], scenario: str, begin: str = OURS, **more: str) -> str:
+def running(begin: str) -> Callable[..., Run]:
+    """A fixture that runs code behind this beginning, with variables of its environment: what it
+    printed."""
+
+    @pytest.fixture
+    def run(libraries: dict[str, Path]) -> Run:
+        return functools.partial(output_of, libraries, begin)
+
+    return run
+
+
+def output_of(libraries: dict[str, Path], begin: str, scenario: str, **more: str) -> str:
     environment = {
         key: value
         for key, value in os.environ.items()
@@ -112,6 +125,14 @@ def run(libraries: dict[str, Path], scenario: str, begin: str = OURS, **more: st
     done = build.program(begin + textwrap.dedent(scenario), environment)
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout + done.stderr
+
+
+run = running(OURS)
+
+
+@pytest.fixture(params=["classic", "mapped"])
+def run_on_both_kinds(run: Run, request: pytest.FixtureRequest) -> Run:
+    return functools.partial(run, ESPER_ALLOC_SEGMENTS=request.param)
 
 
 # Checkpoints, with the calls that CUDA graph trees make
@@ -141,11 +162,16 @@ def storage_at(address, size):
 """
 
 
-def test_a_tree_puts_a_checkpoint_back(libraries: dict[str, Path]) -> None:
-    run(
-        libraries,
-        TREE
-        + """
+run_tree = running(OURS + TREE)
+
+
+@pytest.fixture(params=["classic", "mapped"])
+def run_tree_on_both_kinds(run_tree: Run, request: pytest.FixtureRequest) -> Run:
+    return functools.partial(run_tree, ESPER_ALLOC_SEGMENTS=request.param)
+
+
+def test_a_tree_puts_a_checkpoint_back(run_tree: Run) -> None:
+    run_tree("""
 a, temporary, b = inside([6 * MiB, 3 * MiB, 5 * MiB])
 assert _C._has_Standard_Deleter(a.untyped_storage()._cdata)
 del temporary
@@ -179,15 +205,11 @@ for keep in (2, 1, 0):
         assert not address - 3 * MiB < more.data_ptr() < address + ends[address] * MiB
     del outputs, more
 assert live() == set()
-""",
-    )
+""")
 
 
-def test_a_tensor_that_stays_alive_keeps_its_deleter(libraries: dict[str, Path]) -> None:
-    run(
-        libraries,
-        TREE
-        + """
+def test_a_tensor_that_stays_alive_keeps_its_deleter(run_tree: Run) -> None:
+    run_tree("""
 a, b = inside([6 * MiB, 5 * MiB])
 view = a[MiB:]
 state = _C._cuda_getCheckpointState(0, POOL)
@@ -197,29 +219,20 @@ del a
 assert same(view, b)
 del view
 assert same(b)
-""",
-    )
+""")
 
 
-def test_a_live_tensor_that_the_checkpoint_does_not_know(libraries: dict[str, Path]) -> None:
-    run(
-        libraries,
-        TREE
-        + """
+def test_a_live_tensor_that_the_checkpoint_does_not_know(run_tree: Run) -> None:
+    run_tree("""
 (a,) = inside([6 * MiB])
 state = _C._cuda_getCheckpointState(0, POOL)
 (late,) = inside([5 * MiB])
 refused(RuntimeError, "stale tensors", _C._cuda_setCheckpointPoolState, 0, state, [], [])
-""",
-    )
+""")
 
 
-@on_both_kinds
-def test_checkpoints_refuse_what_is_gone(libraries: dict[str, Path], kind: str) -> None:
-    run(
-        libraries,
-        TREE
-        + """
+def test_checkpoints_refuse_what_is_gone(run_tree_on_both_kinds: Run) -> None:
+    run_tree_on_both_kinds("""
 refused(RuntimeError, "no pool (7, 0)", _C._cuda_getCheckpointState, 0, POOL)
 (a,) = inside([6 * MiB])
 state = _C._cuda_getCheckpointState(0, POOL)
@@ -234,19 +247,14 @@ assert reserved(POOL) == 0
 refused(RuntimeError, "no pool (7, 0)", _C._cuda_setCheckpointPoolState, 0, state, [], [])
 refused(RuntimeError, "no pool (7, 0)", _C._cuda_checkPoolLiveAllocations, 0, POOL, set())
 del state
-""",
-        ESPER_ALLOC_SEGMENTS=kind,
-    )
+""")
 
 
 # MemPool
 
 
-@on_both_kinds
-def test_a_mem_pools_own_allocator(libraries: dict[str, Path], kind: str) -> None:
-    run(
-        libraries,
-        """
+def test_a_mem_pools_own_allocator(run_on_both_kinds: Run) -> None:
+    run_on_both_kinds("""
         pool = torch.cuda.MemPool(own_allocator())
         with torch.cuda.use_mem_pool(pool):
             a, b = memory(6 * MiB), memory(6 * MiB)
@@ -270,16 +278,12 @@ def test_a_mem_pools_own_allocator(libraries: dict[str, Path], kind: str) -> Non
         assert own.own_pieces().live == 0
         assert own.own_pieces().strict == 0  # some thread may be capturing
         del outside
-        """,
-        ESPER_ALLOC_SEGMENTS=kind,
-    )
+        """)
 
 
-@on_both_kinds
-def test_who_only_looks_makes_no_context(libraries: dict[str, Path], kind: str) -> None:
+def test_who_only_looks_makes_no_context(run_on_both_kinds: Run) -> None:
     # There are two devices.
-    run(
-        libraries,
+    run_on_both_kinds(
         """
         class Fake(ctypes.Structure):
             _fields_ = [("fail", ctypes.c_void_p),
@@ -303,14 +307,11 @@ def test_who_only_looks_makes_no_context(libraries: dict[str, Path], kind: str) 
         assert contexts() == 2
         """,
         PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.5",
-        ESPER_ALLOC_SEGMENTS=kind,
     )
 
 
-def test_a_mem_pools_own_allocator_has_no_more(libraries: dict[str, Path]) -> None:
-    run(
-        libraries,
-        """
+def test_a_mem_pools_own_allocator_has_no_more(run: Run) -> None:
+    run("""
         pool = torch.cuda.MemPool(own_allocator())
         own.own_limit(25 * MiB)
         with torch.cuda.use_mem_pool(pool):
@@ -323,15 +324,11 @@ def test_a_mem_pools_own_allocator_has_no_more(libraries: dict[str, Path]) -> No
             assert b.data_ptr() == address and own.own_pieces().live == 1
             del b
         memory(40 * MiB)  # the device has it
-        """,
-    )
+        """)
 
 
-@on_both_kinds
-def test_a_mem_pool_whose_segments_are_ours(libraries: dict[str, Path], kind: str) -> None:
-    run(
-        libraries,
-        """
+def test_a_mem_pool_whose_segments_are_ours(run_on_both_kinds: Run) -> None:
+    run_on_both_kinds("""
         pool = torch.cuda.MemPool(esper_alloc.allocator().allocator())
         with torch.cuda.use_mem_pool(pool):
             a = memory(6 * MiB)
@@ -339,21 +336,16 @@ def test_a_mem_pool_whose_segments_are_ours(libraries: dict[str, Path], kind: st
         del a, pool
         torch.cuda.empty_cache()
         assert reserved() == 0
-        """,
-        ESPER_ALLOC_SEGMENTS=kind,
-    )
+        """)
 
 
 # Kinds of segments
 
 
 @pytest.mark.parametrize(("given", "pages"), [(None, 1), ("20", 2)])
-def test_a_size_of_segments_is_that_of_pages(
-    libraries: dict[str, Path], given: str | None, pages: int
-) -> None:
+def test_a_size_of_segments_is_that_of_pages(run: Run, given: str | None, pages: int) -> None:
     """Also the one that PyTorch has where nothing is said."""
     run(
-        libraries,
         f"""
         before = esper_alloc._core.driver_calls()["page_create"]
         x = memory(30 * MiB)
@@ -413,8 +405,10 @@ def test_the_kind_of_segments(
 ) -> None:
     """Settings given before the allocator is there, and between that and its first use."""
     set_options = "_C._accelerator_setAllocatorSettings"
-    run(
+    begin = BEGIN + f"{set_options}({before!r})\n" * (before is not None) + OURS[len(BEGIN) :]
+    output_of(
         libraries,
+        begin,
         f"{set_options}({after!r})\n" * (after is not None)
         + f"""
         x = memory(6 * MiB)
@@ -424,6 +418,5 @@ def test_the_kind_of_segments(
         kinds = [s["is_expandable"] for s in segments()]
         assert sorted(kinds) == [False, True], kinds
         """.replace("\n        ", "\n"),
-        BEGIN + f"{set_options}({before!r})\n" * (before is not None) + OURS[len(BEGIN) :],
         **env,
     )

@@ -5,17 +5,16 @@ There are no kernels, so the operators here copy, fill with zeros, or only look.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from on_sim import build
+from on_sim import Run, build, running
 
 HEAD = """
-import json, threading
 import simulated
 import torch
 import esper_alloc
 from esper_alloc import _torch
+from simulated import say
 
 esper_alloc.enable(uses="automatic")
 MIB = 1 << 20
@@ -37,10 +36,6 @@ def uses_of(x, **names):
     )
 
 
-def say(**answer):
-    print(json.dumps(answer))
-
-
 def begin():
     "Two streams, which the allocator has noticed."
     a, b = torch.cuda.Stream(), torch.cuda.Stream()
@@ -52,14 +47,11 @@ def begin():
 """
 
 
-def run(library: Path, code: str, **env: str) -> Any:
-    return build.answer(library, HEAD + code, **env)
+run = running(HEAD)
 
 
-def test_each_stream_that_an_operator_runs_on_is_noted(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_each_stream_that_an_operator_runs_on_is_noted(run: Run) -> None:
+    found = run("""
 a, b = begin()
 x, host = empty(), torch.empty(3 * MIB, dtype=torch.uint8)
 x.zero_()
@@ -73,15 +65,12 @@ with torch.cuda.stream(b):
     y = empty(mib=32)      # a result: it belongs to b
     y[: 3 * MIB].copy_(x)
 say(at_home=at_home, a=after_a, b=uses_of(x, a=a, b=b), y=uses_of(y, a=a, b=b))
-""",
-    )
+""")
     assert found == {"at_home": [], "a": ["a"], "b": ["a", "b"], "y": []}
 
 
-def test_marked_is_the_default_and_can_be_had_back(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_marked_is_the_default_and_can_be_had_back(run: Run) -> None:
+    found = run("""
 a, b = begin()
 x = empty()
 esper_alloc.enable(uses="marked")
@@ -94,8 +83,7 @@ del del_me
 with torch.cuda.stream(a):
     x.zero_()
 say(marked=marked, automatic="a" in uses_of(x, a=a))
-""",
-    )
+""")
     assert found == {"marked": [], "automatic": True}
 
 
@@ -110,29 +98,15 @@ say(marked=marked, automatic="a" in uses_of(x, a=a))
         ("torch.nn.Parameter(x, requires_grad=False).zero_()", "x"),
         ("Wrapper(x).zero_()", "x"),
         ("x[5:6].view(1, 1).zero_()", "x"),
-        ("in_inference()", "x"),
-        ("in_thread()", "x"),
+        ("in_inference(x)", "x"),
+        ("in_thread(x, a)", "x"),
         ("torch.func.vmap(lambda t: t.clone())(x.view(2, -1))", "x"),
         ("torch.ops.aten.index(x, [i])", "x, i"),
     ],
 )
-def test_whatever_an_operator_takes(library: Path, call: str, parts: str) -> None:
-    found = run(
-        library,
-        f"""
-from wrapper import Wrapper
-
-def in_inference():
-    with torch.inference_mode():
-        x.zero_()
-
-def in_thread():
-    def body():
-        with torch.cuda.stream(a):
-            x.zero_()
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
+def test_whatever_an_operator_takes(run: Run, call: str, parts: str) -> None:
+    found = run(f"""
+from wrapper import Wrapper, in_inference, in_thread
 
 a, b = begin()
 x, y, i = empty(), empty(), torch.empty(1, 2, dtype=torch.int64, device="cuda")
@@ -152,16 +126,13 @@ with torch.cuda.stream(a):
     except RuntimeError:
         pass  # a kernel that cannot run: what it uses was noted before
 say(found=[uses_of(part, a=a) for part in ({parts},)])
-""",
-    )
+""")
     assert found["found"] == [["a"]] * len(parts.split(","))
 
 
-def test_backward_is_seen_on_the_stream_of_forward(library: Path) -> None:
+def test_backward_is_seen_on_the_stream_of_forward(run: Run) -> None:
     """Autograd's threads run each operator of backward on the stream of its forward."""
-    found = run(
-        library,
-        """
+    found = run("""
 class Keep(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -179,15 +150,12 @@ before = uses_of(kept, a=a, b=b)
 with torch.cuda.stream(b):
     y.backward(grad)
 say(before=before, after=uses_of(kept, a=a, b=b))
-""",
-    )
+""")
     assert found == {"before": [], "after": ["a"]}
 
 
-def test_the_device_of_the_tensor_decides_the_stream(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_the_device_of_the_tensor_decides_the_stream(run: Run) -> None:
+    found = run("""
 a, b = begin()
 there = torch.cuda.Stream(1)
 x, y = empty(0), empty(1)
@@ -197,8 +165,7 @@ x.zero_()
 y.zero_()
 y.copy_(x)
 say(x=uses_of(x, there=there), y=uses_of(y, there=there))
-""",
-    )
+""")
     assert found == {"x": [], "y": ["there"]}
 
 
@@ -216,15 +183,14 @@ def say_when_reused(address):
 keep = []
 """
 
+run_reused = running(HEAD + REUSED)
+
 
 @pytest.mark.parametrize(
     "drop", ["x.untyped_storage().resize_(0)", "x.set_(empty())", "x.data = empty()", "del x"]
 )
-def test_memory_that_goes_while_a_copy_runs(library: Path, drop: str) -> None:
-    found = run(
-        library,
-        REUSED
-        + f"""
+def test_memory_that_goes_while_a_copy_runs(run_reused: Run, drop: str) -> None:
+    found = run_reused(f"""
 a, b = begin()
 x, host = empty(), torch.empty(3 * MIB, dtype=torch.uint8)
 address = x.data_ptr()
@@ -233,16 +199,12 @@ with torch.cuda.stream(a):
     host.copy_(x, non_blocking=True)
 {drop}
 say_when_reused(address)
-""",
-    )
+""")
     assert found == {"early": False, "late": True}
 
 
-def test_a_storage_that_grows_is_copied_on_the_current_stream(library: Path) -> None:
-    found = run(
-        library,
-        REUSED
-        + """
+def test_a_storage_that_grows_is_copied_on_the_current_stream(run_reused: Run) -> None:
+    found = run_reused("""
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 a, b = begin()
@@ -254,15 +216,12 @@ with torch.cuda.stream(a):
         x.untyped_storage().resize_(6 * MIB)
 assert x.data_ptr() != address
 say_when_reused(address)
-""",
-    )
+""")
     assert found == {"early": False, "late": True}
 
 
-def test_arguments_of_scripted_functions_are_seen(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_arguments_of_scripted_functions_are_seen(run: Run) -> None:
+    found = run("""
 # As if all its work were one fused kernel.
 from typing import Dict, List, Tuple
 
@@ -277,8 +236,7 @@ with torch.cuda.stream(a):
     scripted("Dict[str, Tensor]")({"x": in_dict})
     scripted("List[Tuple[Tensor, Dict[int, Tensor]]]")([(x, {1: in_both})])
 say(uses=[uses_of(one, a=a, b=b) for one in (x, in_tuple, in_dict, in_both)])
-""",
-    )
+""")
     assert found == {"uses": [["a"]] * 4}
 
 
@@ -301,17 +259,14 @@ say(status=fork_while_a_lock_is_held())
 # Beginning to observe
 
 
-def test_a_program_on_one_stream_has_no_callback(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_program_on_one_stream_has_no_callback(run: Run) -> None:
+    found = run("""
 for _ in range(3):
     x = empty()
     x.zero_()
     del x
 say(observing=_torch.is_observing())
-""",
-    )
+""")
     assert found == {"observing": False}
 
 
@@ -328,11 +283,9 @@ say(observing=_torch.is_observing())
         "torch._C._cuda_cudaCachingAllocator_raw_alloc(512, 2)",
     ],
 )
-def test_the_first_other_stream_begins_it(library: Path, begin: str) -> None:
+def test_the_first_other_stream_begins_it(run: Run, begin: str) -> None:
     """What was live by then may have been used on the stream already."""
-    found = run(
-        library,
-        f"""
+    found = run(f"""
 x, y = empty(), empty()
 raw = torch._C._cuda_cudaCachingAllocator_raw_alloc(512, 0)
 before = _torch.is_observing()
@@ -341,15 +294,13 @@ after = _torch.is_observing()
 torch.cuda.set_stream(torch.cuda.default_stream())
 later = empty()  # on its own stream: a loan would owe a use by all
 say(before=before, after=after, x=sorted(set(uses_of(x))), later=uses_of(later))
-""",
-    )
+""")
     assert found == {"before": False, "after": True, "x": ["all"], "later": []}
 
 
-def test_streams_of_a_device_without_memory_begin_nothing(library: Path) -> None:
+def test_streams_of_a_device_without_memory_begin_nothing(run: Run) -> None:
     """Until it has memory, and something is freed."""
     found = run(
-        library,
         """
 x, y, z = empty(), empty(), empty()
 torch.cuda.Stream(1)
@@ -365,27 +316,21 @@ say(before=before, allocated=allocated, freed=_torch.is_observing(), z=uses_of(z
     assert found == {"before": False, "allocated": False, "freed": True, "z": ["all", "all"]}
 
 
-def test_memory_from_before_automatic_uses_counts(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_memory_from_before_automatic_uses_counts(run: Run) -> None:
+    found = run("""
 esper_alloc.enable(uses="marked")
 far, y = empty(1), empty()
 esper_alloc.enable(uses="automatic")
 torch.cuda.Stream(1)
 del y
 say(observing=_torch.is_observing())
-""",
-    )
+""")
     assert found == {"observing": True}
 
 
-def test_work_before_the_callback_is_protected(library: Path) -> None:
+def test_work_before_the_callback_is_protected(run_reused: Run) -> None:
     """A stream is made, works, and only then memory is freed."""
-    found = run(
-        library,
-        REUSED
-        + """
+    found = run_reused("""
 x, host = empty(), torch.empty(3 * MIB, dtype=torch.uint8)
 address = x.data_ptr()
 a = torch.cuda.Stream()
@@ -397,18 +342,15 @@ del x
 early = is_reused(address)
 simulated.time_passes()
 say(early=early, late=is_reused(address))
-""",
-    )
+""")
     assert found == {"early": False, "late": True}
 
 
 # What is said
 
 
-def test_touch_and_notes_from_python(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_touch_and_notes_from_python(run: Run) -> None:
+    found = run("""
 a, b = begin()
 x, y, z = empty(), empty(), empty()
 esper_alloc.touch({"k": [x, (y, None)]}, a)
@@ -423,31 +365,25 @@ for wrong in (lambda: esper_alloc.touch(3), lambda: esper_alloc.touch(x, 3)):
         continue
     raise AssertionError("no error")
 say(x=uses_of(x, a=a, b=b), y=uses_of(y, a=a, b=b), z=uses_of(z, a=a, b=b))
-""",
-    )
+""")
     assert found == {"x": ["a", "b"], "y": ["a"], "z": ["b"]}
 
 
-def test_nothing_is_noted_from_python_while_uses_are_marked(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_nothing_is_noted_from_python_while_uses_are_marked(run: Run) -> None:
+    found = run("""
 a, b = begin()
 esper_alloc.enable(uses="marked")
 x = empty()
 with torch.cuda.stream(b):
     _torch.note_uses([x])
 say(x=uses_of(x))
-""",
-    )
+""")
     assert found == {"x": []}
 
 
-def test_a_stream_of_anothers_making(library: Path) -> None:
+def test_a_stream_of_anothers_making(run: Run) -> None:
     """One that may be destroyed: it is recorded on no later than it is seen again."""
-    found = run(
-        library,
-        """
+    found = run("""
 a, b = begin()
 other = torch.cuda.ExternalStream(a.cuda_stream)
 x = empty()
@@ -455,6 +391,5 @@ with torch.cuda.stream(other):
     x.zero_()
     x.zero_()
 say(x=uses_of(x, other=other))
-""",
-    )
+""")
     assert found == {"x": ["other"]}

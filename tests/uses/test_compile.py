@@ -11,13 +11,12 @@ import contextlib
 import dataclasses
 import functools
 import re
-import subprocess
-import sys
 import types
 import warnings
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 torch = pytest.importorskip("torch")
 
@@ -102,13 +101,14 @@ def on_fake_cuda(function, *shapes, **options):
 # In the graph
 
 
-def test_the_function_is_one_operator_at_its_place():
+@pytest.mark.parametrize("name", ["record_use", "touch"])
+def test_the_function_is_one_operator_at_its_place(name):
     side = stream(3)
 
     def f(x):
         y = x.sin()
         r = y.cos()
-        esper_alloc.record_use(y, side)
+        getattr(esper_alloc, name)(y, side)
         return r.exp()
 
     graphs = on_fake_cuda(f, (4,))
@@ -455,19 +455,6 @@ def test_export_with_dynamic_shapes(strict):
         assert program.module()(torch.ones(rows, 2)).equal(torch.full((rows, 2), 3.0))
 
 
-def test_touch_is_a_mark_until_the_free():
-    side = stream(3)
-
-    def f(x):
-        y = x.sin()
-        esper_alloc.touch([y], side)
-        return y.cos()
-
-    graphs = on_fake_cuda(f, (4,))
-    assert graphs.names() == ["sin.default", "record_use.default", "cos.default"]
-    assert graphs.marks() == [("record_use.default", (3, 0, True))]
-
-
 def test_the_same_stream_compiles_once_and_another_again():
     def f(x, s):
         y = x + 1
@@ -589,32 +576,22 @@ def assert_marks_what_is_read(lines, operator):
 
 
 @pytest.mark.slow
-def test_inductor_marks_the_buffer_that_was_read_and_uses_it_no_more(read_elsewhere):
-    def f(x, w):
-        y = (x @ w).relu()
-        r = read_elsewhere.read(y)
-        OPS.record_use.default([y], 0, -1, False)
-        z = (x + 1) @ w
-        return z @ w, r + 1
-
-    lines = inductor_code(f, torch.randn(32, 32), torch.randn(32, 32))
-    buffer = argument_of(lines[line_of(lines, "esper_test.read")])
-    assert argument_of(lines[line_of(lines, "record_use.default")]) == buffer
-    assert not reused(lines, buffer)
-
-
-@pytest.mark.slow
-def test_without_the_mark_inductor_reuses_that_buffer(read_elsewhere):
-    """The test above would show nothing if Inductor never did."""
+@pytest.mark.parametrize("mark", [False, True])
+def test_inductor_marks_the_buffer_that_was_read_and_uses_it_no_more(mark, read_elsewhere):
+    """Without the mark it would."""
 
     def f(x, w):
         y = (x @ w).relu()
         r = read_elsewhere.read(y)
+        if mark:
+            OPS.record_use.default([y], 0, -1, False)
         z = (x + 1) @ w
         return z @ w, r + 1
 
     lines = inductor_code(f, torch.randn(32, 32), torch.randn(32, 32))
-    assert reused(lines, argument_of(lines[line_of(lines, "esper_test.read")]))
+    if mark:
+        assert_marks_what_is_read(lines, "esper_test.read")
+    assert bool(reused(lines, argument_of(lines[line_of(lines, "esper_test.read")]))) != mark
 
 
 @pytest.mark.slow
@@ -1112,8 +1089,7 @@ for value, count in ((sharded, 1), (TwoTensor(inner, inner), 2)):
     names = [str(node.target) for node in graphs[-1].graph.nodes]
     assert names.count("esper_alloc.record_use.default") == count, names
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, cwd=ROOT)
 
 
 # Teaching PyTorch
@@ -1129,8 +1105,7 @@ from esper_alloc.uses import use
 from torch._dynamo.trace_rules import _polyfilled_function_ids as known
 assert id(use.record_use) in known
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, cwd=ROOT)
 
 
 def test_inductor_learns_of_marks_after_it_was_imported():
@@ -1146,8 +1121,7 @@ assert ("call_function", mark) in joint_graph.patterns.patterns
 assert mark in torch._inductor.lowering.lowerings
 assert torch.compiler.config.cache_key_tag.startswith("mine esper_alloc ")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, cwd=ROOT)
 
 
 def test_a_torch_that_cannot_be_taught_is_said_in_one_warning(monkeypatch):
@@ -1187,5 +1161,4 @@ with warnings.catch_warnings(record=True) as seen:
 assert len(graphs) == 2, graphs
 assert len([w for w in seen if "cannot teach" in str(w.message)]) == 1, [str(w.message) for w in seen]
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, cwd=ROOT)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-from on_sim import build
+from on_sim import Run, running
 
 HEAD = """
-import collections, dataclasses, json
+import collections, dataclasses
 import simulated
 import torch
 import esper_alloc
 from esper_alloc import record_use, using
+from simulated import say
 
 esper_alloc.install_tensor_method()
 
@@ -58,15 +56,10 @@ def scope(x, side):
     with using(x, stream=side):
         pass
 
-
-def say(*answer):
-    print(json.dumps(answer))
-
 """
 
 
-def run(library: Path, code: str, **env: str) -> Any:
-    return build.answer(library, HEAD + code, **env)
+run = running(HEAD)
 
 
 MARKS = {
@@ -99,17 +92,15 @@ def in_stream(mark):
         "torch.set_grad_enabled(False)": "mark",
     }.items(),
 )
-def test_a_mark_ends_at_the_call_if_grad_mode_is_off(library: Path, mode: str, wanted: str) -> None:
+def test_a_mark_ends_at_the_call_if_grad_mode_is_off(run: Run, mode: str, wanted: str) -> None:
     code = f"with {mode}:\n    say(*map(end, [{', '.join(MARKS.values())}]))"
-    found = run(library, IN_STREAM + code)
+    found = run(IN_STREAM + code)
     assert dict(zip(MARKS, found, strict=True)) == dict.fromkeys(MARKS, wanted)
 
 
-def test_grad_mode_counts_when_the_call_is_made_and_nothing_else_does(library: Path) -> None:
+def test_grad_mode_counts_when_the_call_is_made_and_nothing_else_does(run: Run) -> None:
     """Not the mode at the scope's beginning, nor what was recorded, nor who has the tensor."""
-    found = run(
-        library,
-        """
+    found = run("""
 kept = []
 
 
@@ -132,16 +123,13 @@ def alone(x, side):
 answers = [end(scope_that_turns_grad_mode_off)]
 torch.set_grad_enabled(True)
 say(*answers, end(saved_before), end(alone))
-""",
-    )
+""")
     assert found == ["mark", "mark", "free"]
 
 
-def test_in_backward_a_mark_lasts_until_the_free(library: Path) -> None:
+def test_in_backward_a_mark_lasts_until_the_free(run: Run) -> None:
     """Grad mode is off there, but nodes that run later may have saved the tensor."""
-    found = run(
-        library,
-        """
+    found = run("""
 modes = []
 
 
@@ -163,16 +151,13 @@ found = [end(in_backward(mark)) for mark in (
     lambda x, side: operator([x], side.stream_id, side.device_index, False),
 )]
 say(modes, found)
-""",
-    )
+""")
     assert found == [[False] * 3, ["free"] * 3]
 
 
-def test_in_the_forward_of_a_custom_function_grad_mode_is_off(library: Path) -> None:
+def test_in_the_forward_of_a_custom_function_grad_mode_is_off(run: Run) -> None:
     """docs/uses.md says how to mark what is saved there."""
-    found = run(
-        library,
-        """
+    found = run("""
 class Saves(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w, mark):
@@ -199,31 +184,25 @@ def and_backward(x, side):
 
 by_record_stream = lambda x, side: x.record_stream(side)
 say(*map(end, [forward(record_use), forward(by_record_stream), and_backward]))
-""",
-    )
+""")
     assert found == ["mark", "free", "free"]
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "enable_grad"])
-def test_with_an_event_the_use_ends_at_the_event(library: Path, mode: str) -> None:
-    found = run(
-        library,
-        f"""
+def test_with_an_event_the_use_ends_at_the_event(run: Run, mode: str) -> None:
+    found = run(f"""
 by_event = lambda x, side: record_use(x, event=side.record_event())
 both = lambda x, side: record_use(x, side, event=side.record_event())
 in_a_list = lambda x, side: record_use([x, None], event=side.record_event())
 with torch.{mode}():
     say(*map(end, [by_event, both, in_a_list]))
-""",
-    )
+""")
     assert found == ["mark"] * 3
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "enable_grad"])
-def test_take_and_touch_last_until_the_free(library: Path, mode: str) -> None:
-    found = run(
-        library,
-        f"""
+def test_take_and_touch_last_until_the_free(run: Run, mode: str) -> None:
+    found = run(f"""
 def take(x, side):
     with using(stream=torch.cuda.Stream()) as scope:
         pass
@@ -233,16 +212,13 @@ def take(x, side):
 
 with torch.{mode}():
     say(*map(end, [take, esper_alloc.touch]))
-""",
-    )
+""")
     assert found == ["free"] * 2
 
 
 @pytest.mark.parametrize("mode, wanted", {"no_grad": "mark", "enable_grad": "free"}.items())
-def test_all_tensors_in_a_container_are_marked_alike(library: Path, mode: str, wanted: str) -> None:
-    found = run(
-        library,
-        f"""
+def test_all_tensors_in_a_container_are_marked_alike(run: Run, mode: str, wanted: str) -> None:
+    found = run(f"""
 @dataclasses.dataclass
 class Batch:
     ids: torch.Tensor
@@ -266,15 +242,12 @@ with torch.{mode}():
         for container in containers
         for mark in (record_use, scope)
     ])
-""",
-    )
+""")
     assert found == [[wanted] * 2] * 18
 
 
-def test_a_dispatch_mode_sees_the_mark_which_ends_by_the_same_rule(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_dispatch_mode_sees_the_mark_which_ends_by_the_same_rule(run: Run) -> None:
+    found = run("""
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -294,19 +267,15 @@ seen = []
 with torch.no_grad():
     found = [end(in_a_mode)]
 say(found + [end(in_a_mode)], seen)
-""",
-    )
+""")
     assert found == [["mark", "free"], ["record_use.default"] * 2]
 
 
-def test_a_mark_on_the_own_stream_is_nothing(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_mark_on_the_own_stream_is_nothing(run: Run) -> None:
+    found = run("""
 own = lambda x, side: record_use(x, torch.cuda.current_stream())
 with torch.no_grad():
     found = end(own)
 say(found, end(own))
-""",
-    )
+""")
     assert found == ["none", "none"]

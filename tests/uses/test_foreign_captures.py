@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 import esper_alloc
 
@@ -48,11 +48,7 @@ esper_alloc.enable()
 with esper_alloc.capturing():
     print("inside")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
+    done = python("-c", program, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert (done.returncode, done.stdout) == (0, "inside\n"), done.stderr
 
 

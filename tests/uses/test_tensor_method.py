@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 torch = pytest.importorskip("torch")
 
@@ -108,13 +107,8 @@ def test_mypy_knows_the_method_by_the_plugin(tmp_path):
         "x.record_use(3)\n"
         "x.record_use(s, e)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "program.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MYPYPATH": str(tmp_path)},
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MYPYPATH": str(tmp_path)}
+    done = python("-m", "mypy", "program.py", cwd=tmp_path, env=env)
     lines = [line for line in done.stdout.splitlines() if "error" in line]
     assert [line.split(":")[1] for line in lines[:-1]] == ["5", "6"], done.stdout
 

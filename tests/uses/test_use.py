@@ -7,13 +7,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import subprocess
-import sys
 import types
 import warnings
 from pathlib import Path
 
 import pytest
+from processes import output_of
 
 torch = pytest.importorskip("torch")
 
@@ -568,10 +567,7 @@ assert len(said) == 1 and "doctor" in said[0], said
 
 
 def test_without_the_part_marks_are_breaks_in_the_graph_which_is_said_once():
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_PART], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
+    output_of("-c", WITHOUT_THE_PART, cwd=ROOT)
 
 
 @pytest.mark.skipif(use._compiled is None, reason="the shim was not built for this torch")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-from on_sim import build
+from on_sim import Run, running
 
 HEAD = """
-import json
 import simulated
 import torch
 import esper_alloc
+from simulated import say
 
 def empty(device=0):
     return torch.empty(3 << 20, dtype=torch.uint8, device=torch.device("cuda", device))
@@ -52,23 +49,16 @@ class Wrapper(torch.Tensor):
             return func(args[0].inner, *args[1:])
         return NotImplemented
 
-
-def say(**answer):
-    print(json.dumps(answer))
-
 """
 
 
-def run(library: Path, code: str, **env: str) -> Any:
-    return build.answer(library, HEAD + code, **env)
+run = running(HEAD)
 
 
 @pytest.mark.parametrize("current", [0, 1])
-def test_take_is_for_the_device_that_reads(library: Path, current: int) -> None:
+def test_take_is_for_the_device_that_reads(run: Run, current: int) -> None:
     """What was made on another device is read by that device's current stream."""
-    found = run(
-        library,
-        f"""
+    found = run(f"""
 side, there, here = torch.cuda.Stream(1), torch.cuda.Stream(1), torch.cuda.Stream(0)
 torch.cuda.set_stream(there)
 torch.cuda.set_stream(here)
@@ -80,17 +70,14 @@ idle = there.record_event().query()
 y = scope.take(y)
 done = there.record_event()  # which waits for side
 say(streams=streams_of(y, there=there), waits=[not idle, not done.query()])
-""",
-    )
+""")
     assert found == {"streams": ["there"], "waits": [False, True]}
 
 
 @pytest.mark.parametrize("given", ["a", "None"])
-def test_take_from_another_stream_than_the_scopes(library: Path, given: str) -> None:
+def test_take_from_another_stream_than_the_scopes(run: Run, given: str) -> None:
     """Also where the scope's is the one that was current anyway."""
-    found = run(
-        library,
-        f"""
+    found = run(f"""
 a, b = torch.cuda.Stream(), torch.cuda.Stream()
 with torch.cuda.stream(a), esper_alloc.using(stream={given}) as scope:
     y = empty()
@@ -100,16 +87,13 @@ with torch.cuda.stream(b):
     y = scope.take(y)
     done = b.record_event()
 say(streams=streams_of(y, a=a, b=b), waits=[not idle, not done.query()])
-""",
-    )
+""")
     assert found == {"streams": ["b"], "waits": [False, True]}
 
 
-def test_take_inside_the_scope_is_refused(library: Path) -> None:
+def test_take_inside_the_scope_is_refused(run: Run) -> None:
     """Unless another stream is current there, or the scope changed nothing."""
-    found = run(
-        library,
-        """
+    found = run("""
 a, b = torch.cuda.Stream(), torch.cuda.Stream()
 with esper_alloc.using(stream=a) as scope:
     y = empty()
@@ -123,32 +107,26 @@ with esper_alloc.using(stream=a) as scope:
 with torch.cuda.stream(a), esper_alloc.using(stream=a) as scope:
     scope.take(y)
 say(said=said, streams=streams_of(y, a=a, b=b))
-""",
-    )
+""")
     assert "call it after the `with` block" in found["said"]
     assert found["streams"] == ["b"]
 
 
-def test_take_on_the_scopes_own_stream_is_nothing(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_take_on_the_scopes_own_stream_is_nothing(run: Run) -> None:
+    found = run("""
 a = torch.cuda.Stream()
 with torch.cuda.stream(a):
     with esper_alloc.using() as scope:
         y = empty()
     y = scope.take(y)
 say(streams=streams_of(y, a=a))
-""",
-    )
+""")
     assert found == {"streams": []}
 
 
 @pytest.mark.parametrize("how", ["side", "event=event"])
-def test_a_wrapper_that_knows_record_stream_alone(library: Path, how: str) -> None:
-    found = run(
-        library,
-        f"""
+def test_a_wrapper_that_knows_record_stream_alone(run: Run, how: str) -> None:
+    found = run(f"""
 Wrapper.knows = (torch.ops.aten.record_stream.default,)
 side = torch.cuda.Stream()
 x = Wrapper(empty())
@@ -166,15 +144,12 @@ freed = [
     if block["address"] == address
 ]
 say(freed=freed)
-""",
-    )
+""")
     assert found == {"freed": ["active_pending_free"]}
 
 
-def test_a_wrapper_that_knows_nothing_is_passed_over(library: Path) -> None:
-    found = run(
-        library,
-        """
+def test_a_wrapper_that_knows_nothing_is_passed_over(run: Run) -> None:
+    found = run("""
 side, x = torch.cuda.Stream(), empty()
 simulated.work(side)
 with torch.no_grad():
@@ -182,17 +157,15 @@ with torch.no_grad():
     with esper_alloc.using(Wrapper(empty()), stream=side):
         pass
 say(streams=streams_of(x, side=side))
-""",
-    )
+""")
     assert found == {"streams": ["side"]}
 
 
 @pytest.mark.parametrize("pages", ["0", "1"])
-def test_no_frames_are_kept_of_memory_that_is_gone(library: Path, pages: str) -> None:
+def test_no_frames_are_kept_of_memory_that_is_gone(run: Run, pages: str) -> None:
     """Pages that came one after the other go as one stretch."""
     env = {"SIM_MAPS_PAGES": "1"} if pages == "1" else {}
     found = run(
-        library,
         """
 import gc, weakref
 

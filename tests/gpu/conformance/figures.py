@@ -152,14 +152,8 @@ def emptying_the_cache_synchronises_once() -> Any:
 
 @scenario()
 def pending_memory_is_active_and_not_allocated() -> Any:
-    names = (
-        "allocated_bytes.all.current",
-        "active_bytes.all.current",
-        "allocation.all.current",
-        "active.all.current",
-        "requested_bytes.all.current",
-        "reserved_bytes.all.current",
-    )
+    kinds = "allocated_bytes active_bytes allocation active requested_bytes reserved_bytes".split()
+    names = [f"{kind}.all.current" for kind in kinds]
     side = torch.cuda.Stream()
     x = bytes_of(12 * MiB - 100)
     x.record_stream(side)

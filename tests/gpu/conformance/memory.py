@@ -29,22 +29,8 @@ def zero_bytes() -> Any:
 @scenario()
 def sizes_as_asked_and_as_handed_out() -> Any:
     answer = []
-    for size in (
-        1,
-        511,
-        512,
-        513,
-        4096,
-        100_000,
-        MiB - 1,
-        MiB,
-        2 * MiB,
-        5 * MiB,
-        12 * MiB,
-        30 * MiB,
-        30 * MiB + 1,
-        64 * MiB,
-    ):
+    sizes = (1, 511, 512, 513, 4096, 100_000, MiB - 1, 30 * MiB + 1)
+    for size in (*sizes, *(count * MiB for count in (1, 2, 5, 12, 30, 64))):
         x = bytes_of(size)
         answer.append(
             [size, *stats(*LIVE), *stats("reserved_bytes.all.current"), x.data_ptr() % 512]

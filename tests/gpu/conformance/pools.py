@@ -11,6 +11,12 @@ from ground import MiB, bytes_of, error_of, let_pass, scenario, stats, type_of_e
 RESERVED = ("reserved_bytes.all.current", "allocated_bytes.all.current")
 
 
+def pool_with(size: int) -> tuple[torch.cuda.MemPool, torch.Tensor]:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        return pool, bytes_of(size)
+
+
 def pools_shown() -> list[Any]:
     return sorted(
         (s["segment_pool_id"] != (0, 0), s["total_size"]) for s in torch.cuda.memory_snapshot()
@@ -34,9 +40,7 @@ def a_pool_and_its_id() -> Any:
 
 @scenario()
 def memory_of_a_pool_serves_the_pool_alone() -> Any:
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        x = bytes_of(12 * MiB)
+    pool, x = pool_with(12 * MiB)
     address = x.data_ptr()
     del x
     y = bytes_of(12 * MiB)
@@ -50,9 +54,7 @@ def memory_of_a_pool_serves_the_pool_alone() -> Any:
 
 @scenario()
 def a_pool_that_goes_gives_its_memory_back() -> Any:
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        x = bytes_of(12 * MiB)
+    pool, x = pool_with(12 * MiB)
     del x
     answer = [stats(*RESERVED)]
     del pool
@@ -86,9 +88,7 @@ def a_pool_that_is_there_keeps_its_memory() -> Any:
 
 @scenario()
 def memory_may_outlive_its_pool() -> Any:
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        x = bytes_of(12 * MiB)
+    pool, x = pool_with(12 * MiB)
     del pool
     answer = [stats(*RESERVED), x.numel()]
     del x
@@ -196,9 +196,7 @@ def emptying_while_a_pool_is_open() -> Any:
 
 @scenario()
 def a_pool_snapshot_has_only_its_segments() -> Any:
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        x = bytes_of(12 * MiB)
+    pool, x = pool_with(12 * MiB)
     y = bytes_of(14 * MiB)
     answer = [
         [s["total_size"] for s in pool.snapshot()],
@@ -212,9 +210,7 @@ def a_pool_snapshot_has_only_its_segments() -> Any:
 @scenario()
 def the_trace_names_the_pool() -> Any:
     torch.cuda.memory._record_memory_history(context=None)
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        x = bytes_of(12 * MiB)
+    pool, x = pool_with(12 * MiB)
     del x
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     torch.cuda.memory._record_memory_history(enabled=None)

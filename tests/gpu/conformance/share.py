@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,14 @@ if os.environ.get("ESPER_ALLOC") == "1":  # children import this module, too
     import esper_alloc  # noqa: F401
 
 SMALL = 3000
+
+
+def started(context: Any, target: Callable[[Any, Any], None]) -> tuple[Any, Any, Any]:
+    """A child that runs target(inbox, outbox), and the two queues."""
+    inbox, outbox = context.Queue(), context.Queue()
+    child = context.Process(target=target, args=(inbox, outbox))
+    child.start()
+    return child, inbox, outbox
 
 
 def sum_and_return(inbox: Any, outbox: Any) -> None:
@@ -29,9 +38,7 @@ def sum_and_return(inbox: Any, outbox: Any) -> None:
 
 
 def there_and_back(context: Any) -> Any:
-    inbox, outbox = context.Queue(), context.Queue()
-    child = context.Process(target=sum_and_return, args=(inbox, outbox))
-    child.start()
+    child, inbox, outbox = started(context, sum_and_return)
     x = torch.arange(1000, device="cuda")
     inbox.put(x)
     total, y = outbox.get(timeout=600)
@@ -50,9 +57,7 @@ def sum_many(inbox: Any, outbox: Any) -> None:
 
 
 def thousands(context: Any) -> Any:
-    inbox, outbox = context.Queue(), context.Queue()
-    child = context.Process(target=sum_many, args=(inbox, outbox))
-    child.start()
+    child, inbox, outbox = started(context, sum_many)
     kept = [torch.full((5,), i, device="cuda") for i in range(SMALL)]
     for first in range(0, SMALL, 100):
         inbox.put(kept[first : first + 100])
@@ -70,9 +75,7 @@ def hold(inbox: Any, outbox: Any) -> None:
 
 
 def outlives(context: Any) -> Any:
-    inbox, outbox = context.Queue(), context.Queue()
-    child = context.Process(target=hold, args=(inbox, outbox))
-    child.start()
+    child, inbox, outbox = started(context, hold)
     x = torch.full((1 << 20,), 3, device="cuda")
     inbox.put(x)
     outbox.get(timeout=600)
@@ -94,9 +97,7 @@ def look(inbox: Any, outbox: Any) -> None:
 
 
 def comes_back(context: Any) -> Any:
-    inbox, outbox = context.Queue(), context.Queue()
-    child = context.Process(target=look, args=(inbox, outbox))
-    child.start()
+    child, inbox, outbox = started(context, look)
     seen = []
     for turn in range(3):
         x = torch.full((24 << 20,), turn, dtype=torch.uint8, device="cuda")
@@ -120,9 +121,7 @@ def write(inbox: Any, outbox: Any) -> None:
 
 
 def writes(context: Any) -> Any:
-    inbox, outbox = context.Queue(), context.Queue()
-    child = context.Process(target=write, args=(inbox, outbox))
-    child.start()
+    child, inbox, outbox = started(context, write)
     x = torch.zeros(1000, device="cuda")
     inbox.put(x)
     outbox.get(timeout=600)
@@ -152,9 +151,7 @@ def compare_all(inbox: Any, outbox: Any) -> None:
 
 def stitched(context: Any) -> Any:
     """A block of pages that were free here and there, and its neighbours."""
-    inbox, outbox = context.Queue(), context.Queue()
-    child = context.Process(target=compare_all, args=(inbox, outbox))
-    child.start()
+    child, inbox, outbox = started(context, compare_all)
     parts = [number(24, i) for i in range(8)]
     before = torch.cuda.memory_reserved()
     del parts[::2]
@@ -170,9 +167,7 @@ def stitched(context: Any) -> Any:
 
 def neighbours_move(context: Any) -> Any:
     """While the other process has a tensor, what is beside it is freed, moves and goes back."""
-    inbox, outbox = context.Queue(), context.Queue()
-    child = context.Process(target=compare_all, args=(inbox, outbox))
-    child.start()
+    child, inbox, outbox = started(context, compare_all)
     parts = [number(24, i) for i in range(9)]
     small = [number(1, 50 + i) for i in range(5)]
     kept = [(3, parts[3]), (6, parts[6]), (52, small[2])]
@@ -226,9 +221,7 @@ def look_from_afar(inbox: Any, outbox: Any) -> None:
 
 def from_afar(context: Any) -> Any:
     """The other process copies to another device: before it and after, pages are opened."""
-    inbox, outbox = context.Queue(), context.Queue()
-    child = context.Process(target=look_from_afar, args=(inbox, outbox))
-    child.start()
+    child, inbox, outbox = started(context, look_from_afar)
     x, fresh = number(30, 5), number(12, 9)
     inbox.put(x)
     inbox.put(fresh)

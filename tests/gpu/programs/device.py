@@ -9,7 +9,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,14 @@ OURS, NATIVE = "esper_alloc", "native"
 _FASTEST_CYCLES_PER_MS = 3_000_000
 _cycles_per_ms = 0.0
 _begin = time.monotonic()
+
+
+class Scenarios(dict[str, Callable[..., Any]]):
+    """A program's functions by their names. It decorates them."""
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        self[function.__name__] = function
+        return function
 
 
 def say(what: str) -> None:

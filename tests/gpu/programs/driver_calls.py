@@ -174,26 +174,24 @@ def launch(graph: ctypes.c_void_p, stream: torch.cuda.Stream) -> None:
     _check("cuGraphDestroy", graph)
 
 
+def _on_value(call: str, stream: torch.cuda.Stream, flag: torch.Tensor, value: int) -> None:
+    _check(
+        call,
+        ctypes.c_void_p(stream.cuda_stream),
+        ctypes.c_ulonglong(flag.data_ptr()),
+        ctypes.c_uint(value),
+        ctypes.c_uint(0),
+    )
+
+
 def wait_for_value(stream: torch.cuda.Stream, flag: torch.Tensor, value: int) -> None:
     """`stream` waits until the int32 `flag`, in device or pinned memory, is at least `value`.
 
     The stream's device has to be the current one.
     """
-    _check(
-        "cuStreamWaitValue32_v2",
-        ctypes.c_void_p(stream.cuda_stream),
-        ctypes.c_ulonglong(flag.data_ptr()),
-        ctypes.c_uint(value),
-        ctypes.c_uint(0),
-    )
+    _on_value("cuStreamWaitValue32_v2", stream, flag, value)
 
 
 def write_value(stream: torch.cuda.Stream, flag: torch.Tensor, value: int) -> None:
     """`stream` sets the int32 `flag`, as above, to `value` when it gets there."""
-    _check(
-        "cuStreamWriteValue32_v2",
-        ctypes.c_void_p(stream.cuda_stream),
-        ctypes.c_ulonglong(flag.data_ptr()),
-        ctypes.c_uint(value),
-        ctypes.c_uint(0),
-    )
+    _on_value("cuStreamWriteValue32_v2", stream, flag, value)

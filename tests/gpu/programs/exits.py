@@ -134,6 +134,14 @@ def child(run: Callable[[], Any]) -> int:
 kept: list[Any] = []
 
 
+def pool_in_use() -> torch.cuda.MemPool:
+    """A pool whose memory is kept."""
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept.append(memory())
+    return pool
+
+
 @scenario()
 def live_tensors() -> None:
     x = memory()
@@ -317,9 +325,7 @@ def in_the_middle_of_a_scope() -> None:
 
 @scenario()
 def a_mem_pool() -> None:
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        kept.append(memory())
+    pool = pool_in_use()
     kept.append(pool)
 
 
@@ -427,9 +433,7 @@ def a_graph_is_replayed_at_the_end() -> None:
 
 @scenario("gpu")
 def a_graph_of_a_mem_pool() -> None:
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        kept.append(memory())
+    pool = pool_in_use()
     kept.extend([*small_graph(pool.id), pool])
 
 
@@ -567,9 +571,7 @@ def a_sticky_error_that_nobody_catches() -> None:
 
 @scenario("gpu", silent=False)
 def a_sticky_error_with_a_graph_and_a_pool() -> None:
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        kept.append(memory())
+    pool = pool_in_use()
     kept.extend([*small_graph(), pool])
     print(first_words(error_of(fail_for_good)))
 
@@ -622,9 +624,7 @@ def a_forked_child_computes() -> None:
 @scenario()
 def a_forked_child_frees_what_it_inherited() -> None:
     kept.extend([memory(), memory(12)])
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        kept.append(memory())
+    pool = pool_in_use()
     kept.extend([read_elsewhere(kept[0]), pool])
     del pool
     raw = torch.cuda.caching_allocator_alloc(1000)

@@ -12,22 +12,16 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 
 import torch
-from device import other_streams, report, say, sleep, use_allocator, warm_up
+from device import Scenarios, other_streams, report, say, sleep, use_allocator, warm_up
 
 from esper_alloc import GatherBatchIterator, ImageTransform
 from esper_alloc.helpers.gather.compiled import CompiledGather
 from esper_alloc.helpers.gather.plan import Layout, plan_epoch
 
-CHECKS: dict[str, Callable[[], None]] = {}
+check = Scenarios()
 CIFAR = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
 
 
 def images(count: int = 500, size: int = 32, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
@@ -360,7 +354,7 @@ def main(allocator: str) -> None:
     use_allocator(allocator)
     warm_up()
     outcome = {}
-    for name, function in CHECKS.items():
+    for name, function in check.items():
         say(name)
         try:
             function()

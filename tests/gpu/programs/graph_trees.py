@@ -16,16 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from device import report, use_allocator
+from device import Scenarios, report, use_allocator
 
 N = 512
-Scenario = Callable[[], dict[str, Any]]
-SCENARIOS: dict[str, Scenario] = {}
-
-
-def scenario(function: Scenario) -> Scenario:
-    SCENARIOS[function.__name__] = function
-    return function
+scenario = Scenarios()
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -389,7 +383,7 @@ def main(allocator: str, name: str) -> None:
     count_restores()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*TensorFloat32.*")
-        found = SCENARIOS[name]()
+        found = scenario[name]()
     torch.cuda.synchronize()
     report(
         **{"peak": torch.cuda.max_memory_reserved(), **found},

@@ -16,7 +16,16 @@ from typing import Any
 
 import driver_calls as driver
 import torch
-from device import OURS, other_streams, report, sleep, use_allocator, warm_up, wrong_elements
+from device import (
+    OURS,
+    Scenarios,
+    other_streams,
+    report,
+    sleep,
+    use_allocator,
+    warm_up,
+    wrong_elements,
+)
 
 import esper_alloc
 
@@ -24,13 +33,7 @@ ELEMENTS = 8 << 20  # of int32: 32 MiB
 DELAY_MS = 10.0
 REPLAYS = 8
 
-Scenario = Callable[[], dict[str, Any]]
-SCENARIOS: dict[str, Scenario] = {}
-
-
-def scenario(function: Scenario) -> Scenario:
-    SCENARIOS[function.__name__] = function
-    return function
+scenario = Scenarios()
 
 
 def blank() -> torch.Tensor:
@@ -292,7 +295,7 @@ def main(name: str) -> None:
     with torch.no_grad():
         warm()
         torch.cuda.synchronize()
-        found = SCENARIOS[name]()
+        found = scenario[name]()
         torch.cuda.synchronize()
     report(**found)
 

@@ -20,6 +20,7 @@ import driver_calls as driver
 import torch
 from device import (
     OURS,
+    Scenarios,
     device_total,
     no_new_memory,
     other_streams,
@@ -39,13 +40,7 @@ BYTES = 4 * WHOLE
 DELAY_MS = 10.0
 
 Try = Callable[[int], dict[str, Any]]
-SCENARIOS: dict[str, Callable[[], Try]] = {}
-
-
-def scenario(make: Callable[[], Try]) -> Callable[[], Try]:
-    """Registers a scenario: a function that prepares, and returns what one try does."""
-    SCENARIOS[make.__name__] = make
-    return make
+scenario = Scenarios()  # each prepares, and returns what one try does
 
 
 def written(value: int, elements: int = WHOLE) -> torch.Tensor:
@@ -185,7 +180,7 @@ def main(name: str, tries: int = 20) -> None:
     warm_up()
     device_total()
     with torch.no_grad():
-        attempt = SCENARIOS[name]()
+        attempt = scenario[name]()
         torch.cuda.synchronize()
         attempt(1)  # everything warm, its outcome not counted
         torch.cuda.synchronize()

@@ -14,16 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from device import OURS, report, use_allocator
+from device import OURS, Scenarios, report, use_allocator
 
 MiB = 1 << 20
-Scenario = Callable[[], dict[str, Any]]
-SCENARIOS: dict[str, Scenario] = {}
-
-
-def scenario(function: Scenario) -> Scenario:
-    SCENARIOS[function.__name__] = function
-    return function
+scenario = Scenarios()
 
 
 def memory(mebibytes: float) -> torch.Tensor:
@@ -287,7 +281,7 @@ def addresses() -> dict[str, Any]:
 def main(allocator: str, name: str) -> None:
     use_allocator(allocator)
     with torch.no_grad():
-        found = SCENARIOS[name]()
+        found = scenario[name]()
     torch.cuda.synchronize()
     report(**found)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
+from audit import LENGTH, Gpt
 from device import report, say
 from torch import nn
 from torch.nn import functional
@@ -130,38 +129,14 @@ def pools_and_compiled() -> None:
     report(wrong=wrong, tagged=tagged, least=pooled.nbytes + result.nbytes)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            part.view(*x.shape[:2], 8, -1).transpose(1, 2)
-            for part in self.qkv(self.norm(x)).chunk(3, -1)
-        )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
-        return x + self.mlp(x)
-
-
 def train(sleeps: bool) -> list[str]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(512, 256), *(Block(256) for _ in range(4)),
-                          nn.Linear(256, 512)).cuda()  # fmt: skip
+    model = Gpt(256, 4, 8).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(12):
-        tokens = torch.randint(512, (8, 129), generator=torch.Generator().manual_seed(step))
-        tokens = tokens.cuda(non_blocking=True)
-        loss = functional.cross_entropy(
-            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
-        )
+        words = torch.randint(512, (8, LENGTH), generator=torch.Generator().manual_seed(step))
+        loss = model(words.cuda(non_blocking=True))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if sleeps and step % 2:  # with gradients and without step
@@ -179,28 +154,6 @@ def training() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
     report(plain=train(False), sleeping=train(True))
-
-
-def errors() -> None:
-    """What is refused in words."""
-    said = {}
-
-    def note(what: str, call: Callable[[], Any]) -> None:
-        try:
-            call()
-            said[what] = ""
-        except (RuntimeError, ValueError) as error:
-            said[what] = str(error).splitlines()[0]
-
-    with esper_alloc.tag("weights"):
-        x = torch.ones(MIB, device="cuda")
-    note("unknown tag", lambda: esper_alloc.sleep("weigths"))
-    esper_alloc.sleep("weights")
-    with esper_alloc.tag("weights"):
-        note("malloc", lambda: torch.ones(MIB, device="cuda"))
-    esper_alloc.wake("weights")
-    x.add_(1)
-    report(said=said, sum=int(x.sum()))
 
 
 def two_devices() -> None:
@@ -296,7 +249,6 @@ if __name__ == "__main__":
         "graphs": graphs,
         "pools_and_compiled": pools_and_compiled,
         "training": training,
-        "errors": errors,
         "two_devices": two_devices,
         "turns": turns,
     }[sys.argv[1]](*sys.argv[2:])
