@@ -123,6 +123,7 @@ def test_the_typed_package_is_complete(installed_core: Path) -> None:
     }
     wanted |= {"esper_alloc/py.typed", "esper_alloc/_build.py"}
     wanted |= {"esper_alloc/include/esper_alloc.h", "esper_alloc/include/python/capi.h"}
+    wanted |= {"esper_alloc/docs/uses.md", "esper_alloc/docs/README.md"}
     assert wanted <= there, f"not installed: {sorted(wanted - there)}"
 
 
