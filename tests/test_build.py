@@ -447,6 +447,9 @@ def test_without_a_fitting_nvcc_the_rest_is_built(
     for words in ("the kernels: ", "nvcc of CUDA 13", 'pip install "nvidia-cuda-nvcc==13.0.*"',
                   "run `pip install --no-build-isolation .` again"):  # fmt: skip
         assert words in sentence
+    twelve = torch_build.TorchBuild(torch_version="2.11", cuda_version="12.6")
+    torch_build.find_nvcc(twelve, TORCH_GPUS)
+    assert "nvidia-cuda-nvcc" not in twelve.kernels_missing[0]  # PyPI's has no nvcc
 
 
 def test_the_nvcc_of_torchs_own_version_comes_first(
