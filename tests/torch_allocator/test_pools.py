@@ -276,6 +276,31 @@ def test_a_mem_pools_own_allocator(libraries: dict[str, Path], kind: str) -> Non
 
 
 @on_both_kinds
+def test_forty_threads_have_a_pool_each(libraries: dict[str, Path], kind: str) -> None:
+    run(
+        libraries,
+        """
+        pools = [torch.cuda.MemPool() for _ in range(40)]
+        inside, kept = threading.Barrier(40), {}
+        def allocate(pool):
+            with torch.cuda.use_mem_pool(pool):
+                inside.wait()
+                kept[pool.id] = memory(MiB)
+                inside.wait()
+        threads = [threading.Thread(target=allocate, args=(pool,)) for pool in pools]
+        for step in (threading.Thread.start, threading.Thread.join):
+            for thread in threads:
+                step(thread)
+        for pool in pools:
+            (segment,) = pool.snapshot()
+            assert segment["allocated_size"] == MiB
+            assert segment["address"] <= kept[pool.id].data_ptr() < segment["address"] + 20 * MiB
+        """,
+        ESPER_ALLOC_SEGMENTS=kind,
+    )
+
+
+@on_both_kinds
 def test_who_only_looks_makes_no_context(libraries: dict[str, Path], kind: str) -> None:
     # There are two devices.
     run(
