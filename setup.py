@@ -218,6 +218,13 @@ def copy_headers(package: Path) -> None:
         shutil.copyfile(ROOT / "csrc" / header, target)
 
 
+def copy_documents(package: Path) -> None:
+    """What `python -m esper_alloc docs` prints."""
+    (package / "docs").mkdir(exist_ok=True)
+    for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        shutil.copy(file, package / "docs")
+
+
 def parallel_jobs() -> int:
     return int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
 
@@ -282,8 +289,9 @@ class BuildExtensions(build_ext):
         package = (ROOT if self.inplace else Path(self.build_lib)) / "esper_alloc"
         package.mkdir(parents=True, exist_ok=True)
         write_build_facts(package)
-        if not self.inplace:  # in place, get_include() finds csrc itself
+        if not self.inplace:  # in place, csrc and docs are found where they are
             copy_headers(package)
+            copy_documents(package)
         for sentence in [*FOUND.missing, *FOUND.kernels_missing]:
             print(f"esper_alloc: not built: {sentence}", file=sys.stderr)
         if not FOUND.possible:

@@ -4,9 +4,9 @@
     python benchmarks/readme.py            # write
     python benchmarks/readme.py --check    # name what is stale; exit status 1 if anything is
 
-README.md has a few rows, docs/results.md has the tables, docs/real-programs.md one more, and
-benchmarks/results/pipeline.svg is the README's picture, which needs matplotlib. shown.py says
-which figures, and what they are called. What stands outside of the marks "figures: begin" and
+README.md has a few rows, docs/results-PAGE.md have the tables, docs/results.md what was measured
+on which machine, docs/real-programs.md one more table, and benchmarks/results/pipeline.svg is the
+README's picture, which needs matplotlib. shown.py says which figures, and what they are called. What stands outside of the marks "figures: begin" and
 "figures: end" is left alone.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from common import RESULTS, ROOT, read
 from shown import ACTIVE, FEW, RECORD_STREAM, TABLES, Column, Names, Row, Table, all_of
 from stacks import table as programs_table
 
+PAGES = dict.fromkeys(shown.page for shown in TABLES)
 BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: end -->"
 PICTURE = "pipeline.svg"
 
@@ -153,24 +155,28 @@ def table(shown: Table) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
         lines.append(f"| {row.label} | {' | '.join(said)} | {first}{builds} |")
         shows += [(row.topic, one) for one in found]
     script = f"`{topics.pop()}.py`. " if len(topics) == 1 else ""
-    return [f"### {shown.heading}", "", f"{script}{shown.about}", "", *lines, ""], shows
+    return [f"## {shown.heading}", "", f"{script}{shown.about}", "", *lines, ""], shows
 
 
-def all_rows() -> str:
-    lines = []
+def page(name: str) -> str:
+    """The tables of docs/results-NAME.md."""
+    lines = [line for shown in TABLES if shown.page == name for line in table(shown)[0]]
+    return "\n".join(lines).rstrip()
+
+
+def machines() -> str:
+    """What all tables were measured on."""
     builds: dict[str, dict[str, set[str]]] = {}
     left_out: dict[tuple[str, str], set[str]] = {}
     for shown in TABLES:
-        text, rows = table(shown)
-        lines += text
-        for topic, row in rows:
+        for topic, row in table(shown)[1]:
             run = row["run"]
             machine = f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}"
             days = builds.setdefault(machine, {})
             days.setdefault(run["time"][:10], set()).add(run["commit"])
             for one in run.get("left_out", {}).items():
                 left_out.setdefault(one, set()).add(topic)
-    lines += ["### Machines and builds", ""]
+    lines = []
     for name, days in sorted(builds.items()):
         said = "; ".join(f"{day}: {', '.join(sorted(of))}" for day, of in sorted(days.items()))
         lines.append(f"- {name}. {said}.")
@@ -182,7 +188,8 @@ def all_rows() -> str:
 #: What stands between the marks of each document.
 DOCUMENTS = {
     "README.md": few_rows,
-    "docs/results.md": all_rows,
+    "docs/results.md": machines,
+    **{f"docs/results-{name}.md": partial(page, name) for name in PAGES},
     "docs/real-programs.md": lambda: programs_table(find),
 }
 

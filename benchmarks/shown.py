@@ -12,7 +12,7 @@ def all_of(names: Names) -> tuple[str, ...]:
 
 
 class Column(NamedTuple):
-    """A column of a table in docs/results.md: what ours is compared with."""
+    """A column of a table of the results: what ours is compared with."""
 
     heading: str
     peers: tuple[str, ...]  # a row has one of them, or the cell is empty
@@ -31,6 +31,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
+    page: str  # docs/results-PAGE.md
     heading: str
     about: str
     rows: tuple[Row, ...]
@@ -74,14 +75,14 @@ def timed(topic: str, title: str, memory: str, step: str, label: str) -> Row:
     return Row(topic, title + memory, label, also=(title + step,))
 
 
-#: The tables of docs/results.md.
+#: The tables of the results, page by page in this order.
 TABLES = (
-    Table("Memory of whole jobs", """\
+    Table("jobs", "Memory of whole jobs", """\
 Peak reserved. The goal: at most 1.04 times the least that any peer had *allocated* at its
 peak, or 256 MiB more than that.""",
         tuple(Row("jobs", of_job(job, "peak reserved"), label) for job, label in JOBS.items()),
         (NATIVE, EXPANDABLE, Column("least allocated", ALLOCATED))),
-    Table("Time of whole jobs", """\
+    Table("jobs", "Time of whole jobs", """\
 The step time once memory has stopped growing, with the mean of the rounds' ratios and its 95%
 interval. The goal: at most 1, and 1.02 at the interval's upper end. Then the mean step time of
 the whole job; and the us that two recorded passes spend in the allocator, from an emptied cache.""",
@@ -89,7 +90,7 @@ the whole job; and the us that two recorded passes spend in the allocator, from 
         (Column("fastest peer", FASTEST),
          Column("whole job: fastest peer", FASTEST, "step time over the whole job"),
          Column("in the allocator: `native`", ("native",), "time inside the allocator"))),
-    Table("Little memory",
+    Table("jobs", "Little memory",
         "20 GiB of the device; or a neighbour that leaves 1.1 times the peak, later 1.05.", (
         Row("limits", f"gpt2: {BATCH}", "largest batch: GPT-2 on 256 tokens; Llama on 64 to 512",
             also=(f"llama_varlen: {BATCH}",)),
@@ -103,7 +104,7 @@ the whole job; and the us that two recorded passes spend in the allocator, from 
           for name, label in (("fsdp", "the pipeline of 48 layers"),
                               ("three", "a pipeline over three streams")))),
         (Column("best peer", ("best peer", RECORD_STREAM)),)),
-    Table("Several streams", """\
+    Table("streams", "Several streams", """\
 Marks beside `record_stream`, and beside tensors that the program keeps by hand: peak memory (of
 overlap what is reserved), and the time of a step or batch.""", (
         timed("pipeline", "", ACTIVE, "step time", "FSDP-like pipeline of 48 layers"),
@@ -121,7 +122,7 @@ overlap what is reserved), and the time of a step or batch.""", (
               "saved tensors that wait on the host")),
         (Column("`record_stream`", (RECORD_STREAM,)),
          Column("by hand", ("native, recipe", "native, by hand")))),
-    Table("Calls", "On the host, from C++ unless the row says otherwise.", (
+    Table("streams", "Calls", "On the host, from C++ unless the row says otherwise.", (
         Row("pair", "raw_alloc + raw_delete, 512 B", "malloc and free: 512 B; 64 MiB",
             also=("raw_alloc + raw_delete, 64 MiB",)),
         Row("churn", "free and malloc among 10,000 live blocks up to 8 MiB",
@@ -137,7 +138,7 @@ overlap what is reserved), and the time of a step or batch.""", (
         Row("startup", "first allocation to the end of the first kernel",
             "from there to the end of the first kernel")),
         (NATIVE, EXPANDABLE)),
-    Table("Marks, automatic uses, the auditor", "From Python, unless the row says C.", (
+    Table("streams", "Marks, automatic uses, the auditor", "From Python, unless the row says C.", (
         Row("precision", DROPPED,
             "dropped memory serves again, with 50 ms of work queued on its reader", RECORD_STREAM),
         Row("captures", "a graph's private pool", "a captured graph's pool", RECORD_STREAM),
@@ -157,7 +158,7 @@ overlap what is reserved), and the time of a step or batch.""", (
             "torch.cuda._sanitizer", ("correct programs reported, of 36",)),
         Row("auditor", "GPT-2 step, audited", "a step of GPT-2, audited", "no audit"),
         Row("fence", "step, fence", "with a fence; reserved", "no audit", ("peak reserved, fence",)))),
-    Table("Sleep and wake",
+    Table("helpers", "Sleep and wake",
         "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better.", (
         Row("sleep", "sleep", "sleep; wake", "plain pinned copy", ("wake",)),
         Row("sleep", "sleep", "sleep; wake", "torch_memory_saver", ("wake",)),
@@ -171,7 +172,7 @@ overlap what is reserved), and the time of a step or batch.""", (
             "GPT-2 asleep after each of 12 steps: losses that differ", "GPT-2 awake"),
         Row("sleep", "two processes, 8 GiB each, turns without memory, of 50",
             "two processes, turns without memory, of 50", "nothing"))),
-    Table("Two GPUs", "Trainings of 200 steps: tokens (more is better), and peak reserved.", (
+    Table("jobs", "Two GPUs", "Trainings of 200 steps: tokens (more is better), and peak reserved.", (
         *(Row("engines", f"{engine}: tokens", label, peer, (f"{engine}: peak reserved",))
           for engine, peer, label in (
               ("ddp", "native", "DDP, a Llama of 1.2 B parameters"),
@@ -181,7 +182,7 @@ overlap what is reserved), and the time of a step or batch.""", (
               ("tensor_parallel, registered", "native, registered", "registered with NCCL"))),
         Row("engines", f"ddp: {LOSSES}", "losses, largest difference: DDP; FSDP2; tensor parallelism",
             "native, run again", (f"fsdp2: {LOSSES}", f"tensor_parallel: {LOSSES}")))),
-    Table("Helpers", "Those of gather and cifar_envs run on esper_alloc.", (
+    Table("helpers", "Helpers", "Those of gather and cifar_envs run on esper_alloc.", (
         Row("gather", "a batch, 1 x 512",
             "CIFAR batches: 512 for one environment; 32 for each of 16; of 64",
             "native, plain PyTorch", ("a batch, 16 x 32", "a batch, 64 x 32")),

@@ -2,7 +2,9 @@
 
 ``record_use(x, stream)`` marks the point after the last read of ``x`` on a
 stream; once ``x`` is dropped, its memory is reused as soon as the GPU has passed
-that point and never before (in grad mode: not before the drop; docs/uses.md).
+that point and never before (in grad mode: not before the drop). The documents:
+``python -m esper_alloc docs``.
+
 Importing this package loads neither PyTorch nor CUDA, unless the environment
 variable ``ESPER_ALLOC=1`` asks for ``enable()`` at import.
 """

@@ -133,6 +133,7 @@ def test_the_typed_package_is_complete(installed_core: Path) -> None:
     }
     wanted |= {"esper_alloc/py.typed", "esper_alloc/_build.py"}
     wanted |= {"esper_alloc/include/esper_alloc.h", "esper_alloc/include/python/capi.h"}
+    wanted |= {"esper_alloc/docs/uses.md", "esper_alloc/docs/README.md"}
     assert wanted <= there, f"not installed: {sorted(wanted - there)}"
 
 
@@ -440,6 +441,9 @@ def test_without_a_fitting_nvcc_the_rest_is_built(
     for words in ("the kernels: ", "nvcc of CUDA 13", 'pip install "nvidia-cuda-nvcc==13.0.*"',
                   "run `pip install --no-build-isolation .` again"):  # fmt: skip
         assert words in sentence
+    twelve = torch_build.TorchBuild(torch_version="2.11", cuda_version="12.6")
+    torch_build.find_nvcc(twelve, TORCH_GPUS)
+    assert "nvidia-cuda-nvcc" not in twelve.kernels_missing[0]  # PyPI's has no nvcc
 
 
 def test_the_nvcc_of_torchs_own_version_comes_first(

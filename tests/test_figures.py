@@ -51,7 +51,7 @@ def test_stale_figures_are_named(
     assert re.search(row, said)
     assert re.search(r"README.md: .* shows 0\.\d\d and is 0\.\d\d\n", said)  # the ratio of that row
     assert "pipeline.svg: shows other figures than: 8 layers" in said
-    assert "docs/results.md: FSDP-like pipeline" in said
+    assert "docs/results-streams.md: FSDP-like pipeline" in said
 
 
 def test_ratios_are_those_of_the_figures_beside_them() -> None:
@@ -153,7 +153,7 @@ def test_a_table_shows_what_was_measured(
         Row("jobs", "job: step", "a job", also=("job: size",)),
         Row("jobs", "none: step", "none"),
     )
-    lines, found = readme.table(Table("Jobs", "Steps.", shown, columns))
+    lines, found = readme.table(Table("jobs", "Jobs", "Steps.", shown, columns))
     assert lines[-2] == (
         "| a job | 2 ms; 8 ms | 4 (0.50); 4 (2.00) | 3 / 4 (0.75) | 1 / 4 (0.25) | c1, c2 |"
     )

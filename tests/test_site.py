@@ -4,8 +4,11 @@ that do not fit their function: warnings are errors here."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
+import shutil
+import subprocess
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +84,26 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
             r"<(?:link|script|img)[^>]+(?:href|src)=.?https?://[^>]*", path.read_text()
         )
         assert [one for one in loaded if "canonical" not in one] == []
+
+
+@pytest.mark.slow
+def test_search_finds_pages_and_no_sources(site: Path) -> None:
+    index = (site / "search" / "search_index.js").read_text()  # for a site opened from a folder
+    found = json.loads(index.removeprefix("var __index = "))["docs"]
+    pages = {one["location"].partition("#")[0] for one in found}
+    assert {"reference.html", "results-jobs.html", "project/readme.html"} <= pages
+    assert {one for one in pages if one.count("/") > 1} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_search_works_in_a_folder(site: Path) -> None:
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+         "--virtual-time-budget=60000", f"{(site / 'index.html').as_uri()}?q=record_use"],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert re.search(r"\d+ matching documents", done.stdout), done.stderr
 
 
 def docstrings() -> ModuleType:

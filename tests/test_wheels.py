@@ -76,6 +76,31 @@ def test_a_build_that_is_not_what_was_asked_for_is_refused(
         wheels.merge(package, {"2.11": part})
 
 
+def test_a_wheel_of_another_index_says_so_in_its_version(
+    wheels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def archive(*command: object) -> None:
+        (tmp_path / "esper_alloc").mkdir()
+        (tmp_path / "esper_alloc" / "__init__.py").write_text('__version__ = "1.2"\n')
+        shutil.make_archive(str(command[3]).removesuffix(".tar"), "tar", tmp_path, "esper_alloc")
+
+    monkeypatch.setattr(wheels, "run", archive)
+    wheels.export_sources(tmp_path / "to" / "sources", "cu126")
+    init = tmp_path / "to" / "sources" / "esper_alloc" / "__init__.py"
+    assert init.read_text() == '__version__ = "1.2+cu126"\n'
+    wheels.check_cuda({"2.11": "12.6"}, "cu126")
+    with pytest.raises(wheels.Failed, match=r"torch 2\.11 .* is for CUDA 13\.0, not cu126"):
+        wheels.check_cuda({"2.11": "13.0"}, "cu126")
+
+
+def test_sums_are_those_of_the_files(wheels: ModuleType, tmp_path: Path) -> None:
+    for name in ("b-1.tar.gz", "a-1.whl", "SHA256SUMS"):
+        (tmp_path / name).write_text(name)
+    wheels.write_sums(tmp_path)
+    done = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"a-1.whl: OK\nb-1.tar.gz: OK\n")
+
+
 @pytest.mark.skipif(
     not shutil.which("cc") or not shutil.which("readelf"), reason="needs a C compiler and readelf"
 )

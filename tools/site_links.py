@@ -84,6 +84,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    section = page.ancestors[-1].title if page.parent else None
+    if section is None:  # a source
+        page.meta["search"] = {"exclude": True}
+    elif section == "Internals":
+        page.meta["search"] = {"boost": 0.5}
     path = origin(page.file, config)
     if path.suffix != ".md":
         return markdown  # code: what looks like a link is none

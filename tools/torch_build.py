@@ -155,7 +155,7 @@ def find_nvcc(build: TorchBuild, torch_architectures: list[str]) -> None:
             f"the kernels: there is no nvcc of CUDA {major}"
             + (f" ({', '.join(others)})" if others else "")
             + ". The helpers then use PyTorch's own operations. Install the CUDA toolkit "
-            f"{major}.x and set CUDA_HOME, or run `{_nvcc_command(build.cuda_version)}`; then run "
+            f"{major}.x and set CUDA_HOME{_or_from_pypi(build.cuda_version)}; then run "
             f"`{_INSTALL}` again"
         )
         return
@@ -261,13 +261,12 @@ def _headers_command(cuda: str) -> str:
     return "pip install " + " ".join(f'"{name}=={cuda}.*"' for name in names)
 
 
-def _nvcc_command(cuda: str) -> str:
-    """What installs an nvcc without a toolkit."""
-    if int(_major(cuda)) >= 13:
-        names = ["nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl"]
-    else:
-        names = [f"nvidia-cuda-nvcc-cu{_major(cuda)}", f"nvidia-cuda-cccl-cu{_major(cuda)}"]
-    return "pip install " + " ".join(f'"{name}=={cuda}.*"' for name in names)
+def _or_from_pypi(cuda: str) -> str:
+    """What installs an nvcc without a toolkit. The wheels of CUDA 12 have no nvcc."""
+    if int(_major(cuda)) < 13:
+        return ""
+    names = ["nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl"]
+    return ", or run `pip install " + " ".join(f'"{name}=={cuda}.*"' for name in names) + "`"
 
 
 def _output(*command: str) -> str:

@@ -193,7 +193,7 @@ def picture(measured: Measured) -> Any:
 
 _EPILOG = """\
 Takes about 15 seconds for each allocator and round. Nothing else should run on the GPU
-meanwhile. docs/benchmarks.md says what is measured.
+meanwhile. The command `docs benchmarks` says what is measured.
 
 Exit codes: 0 measured; 1 nothing could be measured, or the plot could not be written
 (the message says why); 2 wrong usage, or a plot that cannot be drawn.

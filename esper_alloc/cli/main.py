@@ -1,4 +1,4 @@
-"""The command line: ``esper-alloc {run,audit,replay,bench,doctor}``, or ``python -m esper_alloc``.
+"""The command line: ``esper-alloc COMMAND``, or ``python -m esper_alloc COMMAND``.
 
 Each command is a module with ``add_parser(subparsers)``; the namespace it
 parses has ``run(args) -> int``, the exit code. Only the module of the command
@@ -20,6 +20,7 @@ COMMANDS = {
     "replay": "run recorded memory histories through the allocator",
     "bench": "measure this allocator beside PyTorch's own on this machine",
     "doctor": "say what esper_alloc found on this machine and what is wrong",
+    "docs": "print a page of the documents",
 }
 
 EXIT_CODES = """\

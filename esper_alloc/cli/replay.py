@@ -123,8 +123,8 @@ _EPILOG = """\
 Exit codes: 0 everything was replayed; 1 the replay failed (no GPU, out of
 memory, a plot that could not be written at the end); 2 wrong usage, a plot that
 cannot be drawn, or a file that is not a complete snapshot with a consistent
-trace. All files are checked before any is replayed. docs/replay.md says what the
-figures mean and what a recording cannot show.
+trace. All files are checked before any is replayed. The command `docs replay` says
+what the figures mean and what a recording cannot show.
 """
 
 

@@ -209,12 +209,12 @@ def enable(
         uses: how the allocator learns that another stream uses memory. ``"marked"``:
             the program says so, by ``record_use``, ``using`` or ``record_stream``.
             ``"automatic"``: every operator of PyTorch's is seen too, so that nothing has
-            to be marked (docs/automatic.md). May be changed by a later call.
+            to be marked. May be changed by a later call.
         allowance: how much of a stream's free memory may wait for other streams' work. Beyond
-            that the host waits for it, before memory grows (docs/uses.md). Bytes, or a
-            string: bytes, or a number with the unit K, M, G or T, with or without ``iB`` and a
-            space, such as ``"128MiB"``, ``"1 GiB"`` or ``"512M"``. 0: the host is held back
-            whenever more than two blocks wait. None or ``"off"``: it never is.
+            that the host waits for it, before memory grows. Bytes, or a string: bytes,
+            or a number with the unit K, M, G or T, with or without ``iB`` and a space, such as
+            ``"128MiB"``, ``"1 GiB"`` or ``"512M"``. 0: the host is held back whenever more than
+            two blocks wait. None or ``"off"``: it never is.
         segments: where memory comes from. ``"mapped"``: pages at reserved addresses.
             ``"classic"``: one allocation of the driver for each segment. ``"auto"``: mapped
             where the driver supports it, else classic.
@@ -228,7 +228,9 @@ def enable(
     ``ESPER_ALLOC_ALLOWANCE``, ``ESPER_ALLOC_SEGMENTS``). The defaults are ``"marked"``,
     ``"128MiB"`` and ``"auto"``. Arguments that are given become part of the environment, so
     that child processes have them too. So does ``NCCL_P2P_DIRECT_DISABLE=1``, if segments
-    may be mapped and the variable is not set (docs/limits.md).
+    may be mapped and the variable is not set.
+
+    ``python -m esper_alloc docs uses`` says more, as do ``docs automatic`` and ``docs limits``.
 
     Raises:
         ValueError: there is no such choice, or it is not a size; or an environment variable, or

@@ -92,7 +92,7 @@ def record_use(
             of one that this call would record on `stream`.
 
     In a compiled function, and wherever else PyTorch traces, the call becomes an
-    operator; docs/uses.md says what is different there.
+    operator; ``python -m esper_alloc docs uses`` says what is different there.
 
     Memory of another allocator gets ``record_stream``, or with `event` a use that
     ends there; CPU tensors need nothing; tensors of other devices get their own
@@ -128,10 +128,10 @@ if _compiled is not None and not TYPE_CHECKING:
 def touch(tensors: Any, stream: torch.Stream | None = None) -> None:
     """Notes that work on `stream` uses `tensors`, until they are freed.
 
-    For work that automatic uses do not see (docs/automatic.md lists it): kernels that
-    are launched through ctypes or an extension, consumers of DLPack. It may come before
-    or after the work is enqueued, as long as `tensors` are held. Works without automatic
-    uses too: it is ``record_stream`` for anything that :func:`record_use` takes.
+    For work that automatic uses do not see (``python -m esper_alloc docs automatic`` lists
+    it): kernels that are launched through ctypes or an extension, consumers of DLPack. It may
+    come before or after the work is enqueued, as long as `tensors` are held. Works without
+    automatic uses too: it is ``record_stream`` for anything that :func:`record_use` takes.
 
     Args:
         tensors: as for :func:`record_use`.

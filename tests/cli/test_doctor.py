@@ -167,7 +167,7 @@ SICK = [
     (
         {"trial__error": "RuntimeError: words"},
         "enabling it in a new process failed: RuntimeError: words",
-        "docs/troubleshooting.md",
+        "docs troubleshooting",
     ),
     ({"trial__before": "pluggable"}, "torch's allocator was 'pluggable'", "sitecustomize"),
     ({"trial__allocated": False}, "did not keep what was written", "report"),

@@ -95,6 +95,19 @@ def test_in_a_clone_where_nothing_was_built_it_says_so(
     assert "this is the source folder of esper_alloc" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "page, file",
+    [([], "docs/index.md"), (["uses"], "docs/uses.md"), (["../README.md#costs"], "README.md")],
+)
+def test_docs_prints_a_page(page: list[str], file: str) -> None:
+    assert command("docs", *page).stdout == (ROOT / file).read_text()
+
+
+def test_docs_names_the_pages_where_there_is_none_so_called() -> None:
+    done = command("docs", "usage")
+    assert done.returncode == 2 and "there is no page 'usage', but: auditor, auto" in done.stderr
+
+
 def test_a_script_without_run_is_told_of_run() -> None:
     done = command("train.py")
     assert done.returncode == 2

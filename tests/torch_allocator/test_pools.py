@@ -281,6 +281,26 @@ def test_a_mem_pools_own_allocator(run_on_both_kinds: Run) -> None:
         """)
 
 
+def test_forty_threads_have_a_pool_each(run_on_both_kinds: Run) -> None:
+    run_on_both_kinds("""
+        pools = [torch.cuda.MemPool() for _ in range(40)]
+        inside, kept = threading.Barrier(40), {}
+        def allocate(pool):
+            with torch.cuda.use_mem_pool(pool):
+                inside.wait()
+                kept[pool.id] = memory(MiB)
+                inside.wait()
+        threads = [threading.Thread(target=allocate, args=(pool,)) for pool in pools]
+        for step in (threading.Thread.start, threading.Thread.join):
+            for thread in threads:
+                step(thread)
+        for pool in pools:
+            (segment,) = pool.snapshot()
+            assert segment["allocated_size"] == MiB
+            assert segment["address"] <= kept[pool.id].data_ptr() < segment["address"] + 20 * MiB
+        """)
+
+
 def test_who_only_looks_makes_no_context(run_on_both_kinds: Run) -> None:
     # There are two devices.
     run_on_both_kinds(

@@ -1,0 +1,43 @@
+"""``python -m esper_alloc docs``: the documents, for those who have only the package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "docs",
+        help="print a page of the documents",
+        description="Prints a page of the documents as it is written, in Markdown.",
+        epilog="Exit code 0: printed; 2: there is no such page.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "page",
+        nargs="?",
+        default="index",
+        metavar="PAGE",
+        help="its name, such as `uses`, or a link to it; without one, the list of the pages",
+    )
+    parser.set_defaults(run=run)
+
+
+def pages() -> dict[str, Path]:
+    """The files of the documents, by name: setup.py copies them into the package."""
+    package = Path(__file__).resolve().parents[1]
+    installed, clone = package / "docs", package.parent
+    folders = [installed] if installed.is_dir() else [clone / "docs", clone]
+    return {path.stem.lower(): path for folder in folders for path in folder.glob("*.md")}
+
+
+def run(args: argparse.Namespace) -> int:
+    found = pages()
+    path = found.get(Path(args.page.partition("#")[0]).stem.lower())
+    if path is None:
+        print(f"there is no page {args.page!r}, but: {', '.join(sorted(found))}", file=sys.stderr)
+        return 2
+    print(path.read_text(encoding="utf-8"), end="")
+    return 0
