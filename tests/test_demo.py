@@ -19,6 +19,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("demo")
 
 
+@pytest.mark.slow
 def test_a_mark_is_shown_at_work(
     library: Path, demo: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

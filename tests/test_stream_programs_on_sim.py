@@ -34,5 +34,6 @@ def test_with_automatic_uses_none_goes_wrong(
     assert found == {"programs": programs, "failed": 0, "first": []}
 
 
+@pytest.mark.slow
 def test_without_them_most_do(library: Path, programs: int) -> None:
     assert run(library, "marked", programs)["failed"] > programs / 2

@@ -115,10 +115,12 @@ def test_cpp_has_no_findings() -> None:
     assert tidied(files, "-std=c++20", *folders, PYTHON_HEADERS) == ""
 
 
+@pytest.mark.slow
 def test_users_see_the_types_that_they_pass() -> None:
     silent(tool("mypy"), "--strict", "tests/types/user.py")
 
 
+@pytest.mark.slow
 def test_users_of_pyright_see_them_too() -> None:
     silent(tool("basedpyright"), "--pythonpath", sys.executable)
 

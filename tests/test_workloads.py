@@ -393,6 +393,7 @@ def test_other_errors_than_lack_of_memory_are_not_hidden(monkeypatch, models):
         jobs.survives(lambda: int("x"))
 
 
+@pytest.mark.slow
 def test_a_job_with_the_limit_in_use(monkeypatch, models, card):
     jobs = script(monkeypatch, models, "jobs")
     asked = []

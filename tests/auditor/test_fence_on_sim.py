@@ -196,6 +196,7 @@ say(suspects=[[f.kind, f.freed.frames[0].function, freed is not None]
     assert found["suspects"] == [["freed-in-use", "later", True]] * count
 
 
+@pytest.mark.slow
 def test_a_correct_program_with_many_frees_does_not_fault(run: Run) -> None:
     found = run("""
 live, seen = {}, set()

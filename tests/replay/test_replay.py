@@ -317,6 +317,7 @@ def record(recorder: Recorder, steps, live: list, pending: list) -> None:
             recorder.note()
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150,
     deadline=None,

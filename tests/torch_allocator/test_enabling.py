@@ -489,6 +489,7 @@ def test_variable_enables_at_import():
     assert printed == ""
 
 
+@pytest.mark.slow
 @needs_shim
 @pytest.mark.parametrize(
     "name, value, words",

@@ -618,6 +618,7 @@ def test_inductor_marks_what_is_read_through_a_view(read_elsewhere):
     assert_marks_what_is_read(lines, "esper_test.read")
 
 
+@pytest.mark.slow
 def test_inductor_puts_a_scope_between_its_ends():
     def f(x, w):
         before = x.sum()
@@ -1108,6 +1109,7 @@ assert id(use.record_use) in known
     output_of("-c", program, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_inductor_learns_of_marks_after_it_was_imported():
     """What it kept on the disk by other rules is not taken."""
     program = """
