@@ -113,11 +113,11 @@ def core_extension(headers_version: str | None) -> Extension:
         macros.append(("ESPER_BUILD_SANITIZE", f'"{SANITIZE}"'))
     if headers_version:
         macros.append(("ESPER_BUILD_CUDA_HEADERS", f'"{headers_version}"'))
-    folders = ("", "audit/", "core/*/", "sleep/", "device/", "device/*/", "python/", "replay/")
+    folders = ("", "audit/", "black_box/", "core/*/", "sleep/", "device/", "device/*/", "python/")
     return Extension(
         "esper_alloc._core",
-        sources(*(f"{folder}*.c" for folder in folders)),
-        depends=sources(*(f"{folder}*.h" for folder in folders)),
+        sources(*(f"{folder}*.c" for folder in (*folders, "replay/"))),
+        depends=sources(*(f"{folder}*.h" for folder in (*folders, "replay/"))),
         define_macros=macros,
         extra_compile_args=["-std=c11", "-Wshadow", *common_flags(), *whole_program_flags()],
         extra_link_args=[*link_flags(), *whole_program_flags()],

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "black_box/dump.h"
+#include "black_box/recorder.h"
 #include "core/base/error.h"
 #include "core/requests/record_use.h"
 #include "device/cuda/cuda.h"
@@ -106,6 +108,23 @@ static esper_status config_from_environment(esper_config *config)
   return status == ESPER_OK ? segments_from_environment(config) : status;
 }
 
+esper_status esper_alloc_black_box(esper_core *core)
+{
+  const char *given = getenv("ESPER_ALLOC_BLACK_BOX");
+  size_t bytes;
+  if (!given || !*given)
+    given = "64MiB";
+  if (strcmp(given, "off") == 0)
+    return ESPER_OK;
+  if (!parse_size(given, &bytes))
+    return error_set(ESPER_INVALID,
+                     "ESPER_ALLOC_BLACK_BOX=%s is not a size: use bytes, a size such as 64MiB, "
+                     "1 GiB or 512M, or off",
+                     given);
+  box_begin(core, bytes);
+  return ESPER_OK;
+}
+
 static esper_core *instance_make(void)
 {
   const esper_driver *driver;
@@ -114,6 +133,10 @@ static esper_core *instance_make(void)
   if (config_from_environment(&config) != ESPER_OK || esper_cuda_driver(&driver) != ESPER_OK ||
       esper_core_create(driver, &config, &core) != ESPER_OK)
     return NULL;
+  if (esper_alloc_black_box(core) != ESPER_OK) {
+    esper_core_destroy(core);
+    core = NULL;
+  }
   return core;
 }
 
@@ -265,4 +288,9 @@ void *esper_alloc_base(void *ptr, size_t *size)
 void esper_alloc_set_record_stream_visible(int visible)
 {
   atomic_store(&record_stream_visible, visible != 0);
+}
+
+const char *esper_alloc_note_oom(void)
+{
+  return dump_oom();
 }

@@ -86,6 +86,10 @@ ESPER_API void *esper_alloc_base(void *ptr, size_t *size);
  * is 0, esper_alloc_free waits for every stream of the device. */
 ESPER_API void esper_alloc_set_record_stream_visible(int visible);
 
+/* To be called when memory has run out: writes the black box, if a file is named for that. Returns
+ * its name, or NULL. */
+ESPER_API const char *esper_alloc_note_oom(void);
+
 /* ------------------------------------------------------------------------
  * Cores
  * ---------------------------------------------------------------------- */
@@ -497,6 +501,24 @@ typedef void esper_trace_watch_fn(void *context, const esper_trace_entry *entry)
 /* From now on `watch` is called; NULL: none is. When this returns,
  * no thread is inside the previous one. */
 ESPER_API void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *context);
+
+/* Begins to record what happens in a core, as ESPER_ALLOC_BLACK_BOX says. The core of the process is
+ * recorded without it, and a process can record one. ESPER_INVALID: the variable is no size. */
+ESPER_API esper_status esper_alloc_black_box(esper_core *core);
+
+/* Is told of the program's calls by the thread that makes them, without a lock of the core. */
+typedef struct esper_recorder {
+  void (*allocated)(const void *ptr, size_t size, esper_stream stream);
+  void (*freed)(const void *ptr); /* before the free; perhaps nothing is allocated there */
+  void (*used)(const void *ptr, esper_stream stream); /* a mark */
+  /* Segments, shortage, PENDING and what follows, and what a restored checkpoint allocates and
+   * frees. As a watch is called: under the device's lock. */
+  void (*told)(const esper_trace_entry *entry);
+} esper_recorder;
+
+/* From now on the recorder is called; NULL: none is. It must exist as long as the core: a thread
+ * may still be inside the previous one. Unlike a watch, it leaves the block caches open. */
+ESPER_API void esper_record(esper_core *core, const esper_recorder *recorder);
 
 /* ------------------------------------------------------------------------
  * Checking

@@ -146,7 +146,11 @@ typedef enum esper_action {
   ESPER_TRACE_SEGMENT_MAP,
   ESPER_TRACE_SEGMENT_UNMAP,
   ESPER_TRACE_SNAPSHOT,
-  ESPER_TRACE_OOM /* `address` holds the device's free bytes */
+  ESPER_TRACE_OOM, /* `address` holds the device's free bytes */
+  /* Only the recorder is told of these. */
+  ESPER_TRACE_PENDING,   /* a freed block waits for marked uses */
+  ESPER_TRACE_AVAILABLE, /* it no longer does */
+  ESPER_TRACE_HELD_BACK  /* the host was, for `address` microseconds, by a request of `size` */
 } esper_action;
 
 typedef struct esper_trace_entry {

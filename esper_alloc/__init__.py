@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .helpers.normalize.rewards import RewardNormalizer
     from .helpers.normalize.values import ValueNormalizer
     from .helpers.validation import fused_validation_batch
+    from .recorder.writing import black_box
     from .torch_allocator.sleep import SleepResult, asleep, sleep, tag, tag_stats, trim_sleep, wake
     from .torch_allocator.stats import memory_stats, report
     from .uses.foreign_captures import capturing
@@ -72,6 +73,7 @@ __all__ = [
     "allocator",
     "asleep",
     "audit",
+    "black_box",
     "capturing",
     "clear_gpu_dataset_cache",
     "cudagraph_outputs",
@@ -106,6 +108,7 @@ _LATER = {
     "SleepResult": "torch_allocator.sleep",
     "ValueNormalizer": "helpers.normalize.values",
     "asleep": "torch_allocator.sleep",
+    "black_box": "recorder.writing",
     "capturing": "uses.foreign_captures",
     "clear_gpu_dataset_cache": "helpers.gather.cifar_batches",
     "fused_validation_batch": "helpers.validation",

@@ -114,7 +114,7 @@ def test_examples_of_helpers_run(
     run(name, "cpu")
 
 
-def test_examples_run_on_the_simulated_device(library: Path) -> None:
+def test_examples_run_on_the_simulated_device(library: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.version.cuda is None or torch.cuda.is_available():
         pytest.skip("needs a torch with CUDA, and no GPU")
@@ -123,7 +123,8 @@ def test_examples_run_on_the_simulated_device(library: Path) -> None:
     wanted = [name for name in NAMES if name not in (*BEFORE_CUDA, *HELPERS)]
     program = f"""
 import simulated
-import json, sys, traceback
+import json, os, sys, traceback
+os.chdir({str(tmp_path)!r})
 sys.path.insert(0, {str(TESTS)!r})
 import test_docstrings
 wrong = {{}}

@@ -2,7 +2,7 @@
 
 Folders are layers: a file may call and include what stands in its own folder or in a
 lower one. The devices are the lowest layer, the core's folders follow, then sleep, which
-knows the core by a few headers, the replay, the auditor's engine and the shim's folders, then all else. The core knows no driver, only
+knows the core by a few headers, the black box, the replay, the auditor's engine and the shim's folders, then all else. The core knows no driver, only
 what every driver offers, ``device.h``, and no driver knows another. The engine knows none
 of these, and the shim knows the core by its public headers alone. Within all of csrc no
 files call or include each other in a circle. Headers of the core declare what the source
@@ -53,6 +53,7 @@ LAYERS = (
     "device",
     *(f"core/{folder}" for folder in CORE),
     "sleep",
+    "black_box",
     "replay",
     "audit",
     *(f"torch/{folder}" for folder in TORCH),

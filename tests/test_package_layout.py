@@ -22,13 +22,15 @@ LONGEST = 600  # lines of a file
 #: What each folder may import from the others. Compiled modules are anybody's.
 MAY_IMPORT: dict[str, set[str]] = {
     "installation": set(),
-    "torch_allocator": {"installation"},
+    "recorder": set(),
+    "torch_allocator": {"installation", "recorder"},
     "uses": {"installation", "torch_allocator"},
     "auditor": {"installation", "torch_allocator"},
     "helpers": {"installation", "uses"},
-    "replay": set(),
+    "replay": {"recorder"},
     "cli": {
         "installation",
+        "recorder",
         "torch_allocator",
         "uses",
         "auditor",
@@ -39,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 #: The modules beside the folders: the public names, and ``python -m esper_alloc``.
 TOP = {
-    "__init__": {"installation", "torch_allocator", "uses", "auditor", "helpers"},
+    "__init__": {"installation", "recorder", "torch_allocator", "uses", "auditor", "helpers"},
     "__main__": {"cli"},
     "mypy_plugin": set(),
 }

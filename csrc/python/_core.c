@@ -6,8 +6,11 @@
 
 #include "../device/cuda/cuda.h"
 #include "../instance.h"
+#include "../black_box/recorder.h"
 #include "audit_capi.h"
+#include "black_box.h"
 #include "capi.h"
+#include "frames.h"
 #include "replay.h"
 #include "report.h"
 
@@ -332,7 +335,8 @@ static int module_exec(PyObject *module)
   capsule = failed ? NULL : PyCapsule_New((void *)&audit_capi, ESPER_AUDIT_CAPI_NAME, NULL);
   failed = !capsule || PyModule_AddObjectRef(module, "audit", capsule) < 0;
   Py_XDECREF(capsule);
-  return failed ? -1 : 0;
+  box_find_sites(esper_py_site);
+  return failed || PyModule_AddFunctions(module, esper_py_black_box_methods) < 0 ? -1 : 0;
 }
 
 static PyModuleDef_Slot slots[] = {

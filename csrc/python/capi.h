@@ -16,7 +16,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Increased with every change of the list below or of a type in these headers. */
-#define ESPER_CAPI_VERSION 13u
+#define ESPER_CAPI_VERSION 14u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)      \
@@ -32,6 +32,8 @@
   F(alloc_set_memory_fraction)       \
   F(alloc_base)                      \
   F(alloc_set_record_stream_visible) \
+  F(alloc_black_box)                 \
+  F(alloc_note_oom)                  \
   F(core_create)                     \
   F(core_destroy)                    \
   F(core_is_valid)                   \

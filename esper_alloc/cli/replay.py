@@ -133,12 +133,14 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "replay",
         help="run a recorded job's memory history through the allocator",
-        description="Replays snapshots written by torch.cuda.memory._dump_snapshot "
-        "(plain or gzip) and prints recorded and replayed peaks.",
+        description="Replays the files of black boxes, and snapshots written by "
+        "torch.cuda.memory._dump_snapshot (plain or gzip), and prints recorded and replayed peaks.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a snapshot")
+    parser.add_argument(
+        "files", metavar="FILE", nargs="+", help="a snapshot, or a black box's file"
+    )
     parser.add_argument(
         "--segments",
         action="append",

@@ -15,11 +15,12 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..installation.pytorch import difference, hidden_cuda, too_old
-from ..torch_allocator.choices import ALL, ALLOWANCE, SEGMENTS, USES, Choice
+from ..recorder import RECORD, RECORD_PID
+from ..torch_allocator.choices import ALL, ALLOWANCE, BLACK_BOX, SEGMENTS, USES, Choice, Size
 from ..torch_allocator.enabling import SWITCHED_OFF, is_switched_off
 from .diagnosis.facts import Facts, gather_shim
 from .program import add_program, program_of
@@ -51,12 +52,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         usage="%(prog)s [--allowance SIZE|off] [--segments KIND] [--uses HOW] "
-        "(SCRIPT | -m MODULE) [ARGS...]",
+        "[--black-box SIZE|off] [--record FILE] (SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
         "--allowance",
         metavar="SIZE|off",
-        type=size,
+        type=size_of(ALLOWANCE),
         help="how much of a stream's free memory may wait for other streams' work; beyond that "
         f"the host waits for it, before memory grows (default: {ALLOWANCE.default}): bytes, a "
         "size such as 128MiB, 1 GiB or 512M, or off; the same as ESPER_ALLOC_ALLOWANCE",
@@ -75,15 +76,32 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "default), or every operator of PyTorch's is seen (automatic); the same as "
         "ESPER_ALLOC_USES",
     )
+    parser.add_argument(
+        "--black-box",
+        metavar="SIZE|off",
+        type=size_of(BLACK_BOX),
+        help="the host memory in which the latest events are recorded (default: "
+        f"{BLACK_BOX.default}), or off; the same as ESPER_ALLOC_BLACK_BOX",
+    )
+    parser.add_argument(
+        "--record",
+        metavar="FILE",
+        help="write the black box to FILE at the end of the program, at SIGUSR2 and at a fatal "
+        "signal; other ranks and children have their number in the name of theirs",
+    )
     add_program(parser, "file, directory or zip file; - for stdin")
     parser.set_defaults(run=run)
 
 
-def size(text: str) -> str:
-    """The type of --allowance."""
-    if not ALLOWANCE.accepts(text):
-        raise argparse.ArgumentTypeError(f"{text!r} {ALLOWANCE.refusal} {ALLOWANCE.choices}")
-    return text
+def size_of(choice: Size) -> Callable[[str], str]:
+    """The type of an option that is a size."""
+
+    def size(text: str) -> str:
+        if not choice.accepts(text):
+            raise argparse.ArgumentTypeError(f"{text!r} {choice.refusal} {choice.choices}")
+        return text
+
+    return size
 
 
 def interpreter_options(orig_argv: Sequence[str], argv: Sequence[str]) -> list[str]:
@@ -178,6 +196,18 @@ def refusal() -> str | None:
     return None
 
 
+def unwritable(record: str | None, black_box: str | None) -> str | None:
+    """Why nothing could be recorded into a file; None when it can be."""
+    if record is None:
+        return None
+    if (black_box or os.environ.get(BLACK_BOX.variable)) == "off":
+        return f"--record needs the black box, which {BLACK_BOX.variable} or --black-box turns off"
+    folder = os.path.dirname(os.path.abspath(record))
+    if os.path.isdir(record) or not os.access(folder, os.W_OK):
+        return f"--record {record}: no file can be written there"
+    return None
+
+
 def run(args: argparse.Namespace) -> int:
     """Replaces this process by the program; returns only when refusing to."""
     if is_switched_off():
@@ -187,9 +217,15 @@ def run(args: argparse.Namespace) -> int:
     if problem is not None:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
         return 2
-    environment = child_environment(
-        os.environ, {ALLOWANCE: args.allowance, SEGMENTS: args.segments, USES: args.uses}
-    )
+    problem = unwritable(args.record, args.black_box)
+    if problem is not None:
+        print(f"esper_alloc run: {problem}", file=sys.stderr)
+        return 2
+    chosen = {ALLOWANCE: args.allowance, SEGMENTS: args.segments, USES: args.uses}
+    environment = child_environment(os.environ, {**chosen, BLACK_BOX: args.black_box})
+    if args.record is not None:
+        environment[RECORD] = os.path.abspath(args.record)
+        environment[RECORD_PID] = str(os.getpid())  # this process becomes the program
     try:
         for choice in ALL:
             choice.in_environment(environment)

@@ -1,6 +1,6 @@
 """Runs recorded jobs through the core.
 
-A file that torch.cuda.memory._dump_snapshot wrote is rebuilt into histories
+A file that torch.cuda.memory._dump_snapshot or a black box wrote is rebuilt into histories
 (history.py), checked against native's blocks (pytorch_peaks.py), and its operations
 are run by ``_core.replay`` on the simulated device or on the GPU.
 """
@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .. import _core
+from ..recorder.reading import BlackBoxError, is_black_box, load_black_box
+from .black_boxes import snapshot_of
 from .history import History, rebuild
 from .operations import Operations, make_operations
 from .pytorch_peaks import NativePeaks, native_peaks
 from .recorded import Recorded, Usage, add_up
-from .snapshot import SnapshotError, load_snapshot
+from .snapshot import Snapshot, SnapshotError, load_snapshot
 
 Device = Literal["sim", "cuda"]
 DEVICES: tuple[Device, ...] = ("sim", "cuda")
@@ -65,7 +67,7 @@ def load_recordings(
     """All devices of a file that have entries. Tells `report` what it is doing.
     Raises SnapshotError."""
     report(f"reading {path}")
-    snapshot = load_snapshot(path)
+    snapshot = _load(path)
     entries = sum(len(trace.actions) for trace in snapshot.traces)
     report(f"rebuilding {path}: {entries:,} entries")
     recordings = []
@@ -84,6 +86,17 @@ def load_recordings(
     except MemoryError:
         raise SnapshotError(f"{snapshot.path}: too large for this machine's memory") from None
     return recordings
+
+
+def _load(path: str | os.PathLike[str]) -> Snapshot:
+    try:
+        if is_black_box(path):
+            return snapshot_of(load_black_box(path))
+    except BlackBoxError as error:
+        raise SnapshotError(str(error)) from None
+    except OSError:
+        pass  # which load_snapshot() will say
+    return load_snapshot(path)
 
 
 def replay(recording: Recording, kind: Segments = "mapped", device: Device = "sim") -> Replayed:

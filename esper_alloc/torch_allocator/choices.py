@@ -104,8 +104,9 @@ SEGMENTS = Name(
     "is not a kind of segments: use",
     ("mapped", "classic"),
 )
+BLACK_BOX = Size("black_box", "ESPER_ALLOC_BLACK_BOX", "64MiB", "is not a size: use")
 USES = Name("uses", "ESPER_ALLOC_USES", "marked", "is not a kind of uses: use", ("automatic",))
-ALL: tuple[Choice, ...] = (ALLOWANCE, SEGMENTS, USES)
+ALL: tuple[Choice, ...] = (ALLOWANCE, BLACK_BOX, SEGMENTS, USES)
 
 
 def segments_asked_for(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from ..installation.pytorch import (
     untyped,
 )
 from . import automatic_uses
-from .choices import ALL, ALLOWANCE, SEGMENTS, USES, Choice, segments_asked_for
+from .choices import ALL, ALLOWANCE, BLACK_BOX, SEGMENTS, USES, Choice, segments_asked_for
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
@@ -196,6 +196,7 @@ def enable(
     uses: Literal["marked", "automatic"] | None = None,
     allowance: int | str | EllipsisType | None = ...,
     segments: Literal["auto", "mapped", "classic"] | None = None,
+    black_box: int | str | EllipsisType | None = ...,
     required: bool = False,
 ) -> None:
     """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process.
@@ -218,6 +219,8 @@ def enable(
         segments: where memory comes from. ``"mapped"``: pages at reserved addresses.
             ``"classic"``: one allocation of the driver for each segment. ``"auto"``: mapped
             where the driver supports it, else classic.
+        black_box: the host memory in which the latest events are recorded, as a size like
+            `allowance`. None or ``"off"``: nothing is.
         required: raise in place of the warning where there is no CUDA. ``ESPER_ALLOC=0`` still
             turns everything off.
 
@@ -225,12 +228,13 @@ def enable(
     it, and a warning says so.
 
     An argument that is left out is taken from the environment (``ESPER_ALLOC_USES``,
-    ``ESPER_ALLOC_ALLOWANCE``, ``ESPER_ALLOC_SEGMENTS``). The defaults are ``"marked"``,
-    ``"128MiB"`` and ``"auto"``. Arguments that are given become part of the environment, so
-    that child processes have them too. So does ``NCCL_P2P_DIRECT_DISABLE=1``, if segments
-    may be mapped and the variable is not set.
+    ``ESPER_ALLOC_ALLOWANCE``, ``ESPER_ALLOC_SEGMENTS``, ``ESPER_ALLOC_BLACK_BOX``). The defaults
+    are ``"marked"``, ``"128MiB"``, ``"auto"`` and ``"64MiB"``. Arguments that are given become
+    part of the environment, so that child processes have them too. So does
+    ``NCCL_P2P_DIRECT_DISABLE=1``, if segments may be mapped and the variable is not set.
 
-    ``python -m esper_alloc docs uses`` says more, as do ``docs automatic`` and ``docs limits``.
+    ``python -m esper_alloc docs uses`` says more, as do ``docs automatic``,
+    ``docs black-box`` and ``docs limits``.
 
     Raises:
         ValueError: there is no such choice, or it is not a size; or an environment variable, or
@@ -238,7 +242,7 @@ def enable(
             ``expandable_segments`` asks for other segments than the argument. The message names
             it.
         RuntimeError: CUDA is initialised already; or esper_alloc is enabled with another
-            allowance or kind of segments, or through :func:`pluggable_allocator`, which
+            allowance, kind of segments or black box, or through :func:`pluggable_allocator`, which
             cannot have automatic uses.
         UnavailableError: esper_alloc cannot serve this torch, or not with automatic uses; or
             PyTorch was started with ``backend:cudaMallocAsync``, or has another allocator
@@ -253,6 +257,8 @@ def enable(
     chosen: dict[Choice, str] = {}
     if allowance is not ...:
         chosen[ALLOWANCE] = ALLOWANCE.given(allowance)
+    if black_box is not ...:
+        chosen[BLACK_BOX] = BLACK_BOX.given(black_box)
     if segments is not None:
         chosen[SEGMENTS] = SEGMENTS.given(segments)
     given_uses = None if uses is None else USES.given(uses)
@@ -260,7 +266,8 @@ def enable(
         return
     _check_options(chosen.get(SEGMENTS))
     wanted_uses = given_uses or USES.in_environment()
-    if is_enabled():
+    first = not is_enabled()
+    if not first:
         for choice, value in chosen.items():
             if not choice.same(value, choice.in_environment()):
                 raise RuntimeError(
@@ -280,6 +287,10 @@ def enable(
     if given_uses is not None:
         chosen[USES] = given_uses
     os.environ.update({choice.variable: value for choice, value in chosen.items()})
+    if first:
+        from ..recorder.writing import write_by_itself
+
+        write_by_itself()
     if segments_asked_for()[0] != "classic":
         # NCCL would let the GPUs of one process reach into each other's tensors. But pages are open
         # to another GPU only after PyTorch has asked for it, and NCCL does not ask PyTorch.

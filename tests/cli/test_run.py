@@ -59,7 +59,7 @@ class Place:
         package = self.site / "esper_alloc"
         package.mkdir(parents=True)
         shutil.copy(PACKAGE / "__main__.py", package / "__main__.py")
-        for folder in ("_startup", "cli", "installation", "torch_allocator"):
+        for folder in ("_startup", "cli", "installation", "recorder", "torch_allocator"):
             shutil.copytree(PACKAGE / folder, package / folder)
         self.package = self.write("site/esper_alloc/__init__.py", FAKE_PACKAGE)
         self.torch = self.write("torch_site/torch/__init__.py", FAKE_TORCH)
@@ -279,6 +279,7 @@ def test_a_child_can_be_left_alone(place: Place) -> None:
     "option, variable, names",
     [
         ("--allowance", "ESPER_ALLOC_ALLOWANCE", ("off", "1 GiB")),
+        ("--black-box", "ESPER_ALLOC_BLACK_BOX", ("off", "1 GiB")),
         ("--segments", "ESPER_ALLOC_SEGMENTS", ("classic", "mapped")),
         ("--uses", "ESPER_ALLOC_USES", ("automatic", "marked")),
     ],
@@ -533,6 +534,40 @@ def test_bad_values_of_the_environment_are_wrong_usage(
     assert done.stderr.endswith(f"{names}\n") and done.stderr.count("\n") == 1
     if variable == "ESPER_ALLOC_ALLOWANCE":  # an option takes its place
         assert place.run("--allowance", "64M", place.script("")).returncode == 0
+
+
+def test_record_names_a_file_for_each_process(place: Place, tmp_path: Path) -> None:
+    code = """
+    import os, subprocess, sys
+    from esper_alloc.recorder import of_this_process
+    named = os.environ["ESPER_ALLOC_RECORD"]
+    print(named, of_this_process(named) == named, sep="\\n")
+    os.environ["RANK"] = "3"
+    print(of_this_process(named))
+    del os.environ["RANK"]
+    child = "import os, sys; from esper_alloc.recorder import of_this_process as of;"
+    child += "print(of(sys.argv[1]) == f'{sys.argv[1][:-4]}-{os.getpid()}.box')"
+    print(subprocess.check_output([sys.executable, "-c", child, named], text=True), end="")
+    """
+    done = place.run("--record", f"{tmp_path}/job.box", place.script(code))
+    assert done.stdout.split() == [
+        f"{tmp_path}/job.box", "True", f"{tmp_path}/job-rank3.box", "True"
+    ], done.stderr  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        (["--record", "no/folder.box"], "--record no/folder.box: no file can be written there"),
+        (["--record", "."], "--record .: no file can be written there"),
+        (["--record", "a", "--black-box", "off"], "--record needs the black box, which"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_at_once(
+    place: Place, options: list[str], why: str
+) -> None:
+    done = place.run(*options, place.script("print('ran')"))
+    assert (done.returncode, done.stdout) == (2, "") and why in done.stderr
 
 
 @pytest.mark.parametrize("size", ["", "-1", "128MB", "none"])

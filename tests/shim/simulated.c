@@ -89,8 +89,8 @@ static esper_core *instance(void)
   esper_config config = {.allowance = (size_t)128 << 20};
   if (bytes && *bytes)
     config.allowance = strcmp(bytes, "off") ? strtoull(bytes, NULL, 10) : ESPER_ALLOWANCE_OFF;
-  if (!core)
-    table.core_create(sim_driver(s()), &config, &core);
+  if (!core && table.core_create(sim_driver(s()), &config, &core) == ESPER_OK)
+    table.alloc_black_box(core);
   return forked ? NULL : core;
 }
 

@@ -130,7 +130,8 @@ static void take_back(const restore_t *r, block_t *block)
     cache_claim_live(block, block->address);
     if (block->oversize)
       stat_sub(&device->stats.oversize_allocations, 1);
-    trace_add_block(device, ESPER_TRACE_FREE_REQUESTED, block, block->requested);
+    trace_add_memory(device, ESPER_TRACE_FREE_REQUESTED, block->address, block->requested,
+                     block_user(block));
     owner_order_stamp(block);
     block->withheld =
         (home->quiesced || home->capture || block->capture) && RULE(QUIESCE_BEFORE_REUSE);
@@ -213,7 +214,7 @@ static void hand_out_again(const restore_t *r, block_t *block, const part_t *par
       use_give(device, use);
   }
   cache_count_allocated(block);
-  trace_add(device, ESPER_TRACE_ALLOC, block->address, part->requested, part->user);
+  trace_add_memory(device, ESPER_TRACE_ALLOC, block->address, part->requested, part->user);
   r->delta->live[r->delta->live_count++] = (void *)block->address;
 }
 

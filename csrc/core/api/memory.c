@@ -39,7 +39,32 @@ static esper_status malloc_default(device_t *device, size_t size, esper_stream s
   return malloc_block(device->default_pool, size, stream, try, ptr);
 }
 
-esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)
+static inline const esper_recorder *recorder_of(const core_t *core)
+{
+  return atomic_load_explicit(&core->recorder, memory_order_acquire);
+}
+
+/* After a malloc. */
+static esper_status record_malloc(const core_t *core, esper_status status, size_t size,
+                                  esper_stream stream, void *const *ptr)
+{
+  const esper_recorder *recorder = recorder_of(core);
+  if (recorder && status == ESPER_OK && *ptr)
+    recorder->allocated(*ptr, size, stream);
+  return status;
+}
+
+/* After a mark. */
+static void record_marks(core_t *core, esper_status status, const void *const *ptrs, size_t count,
+                         esper_stream stream)
+{
+  const esper_recorder *recorder = recorder_of(core);
+  for (size_t i = 0; recorder && status == ESPER_OK && i < count; i++)
+    recorder->used(ptrs[i], stream);
+}
+
+static inline esper_status malloc_routed(esper_core *core, size_t size, esper_stream stream,
+                                         void **ptr)
 {
   device_t *device;
   *ptr = NULL;
@@ -51,6 +76,19 @@ esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, vo
   pool_t *pool;
   status = route_choose(device, stream.handle, &pool);
   return status == ESPER_OK ? malloc_entered(pool, size, stream, ptr) : status;
+}
+
+/* Apart, so that a malloc that nobody records keeps nothing for this. */
+__attribute__((noinline)) static esper_status malloc_recorded(esper_core *core, size_t size,
+                                                              esper_stream stream, void **ptr)
+{
+  return record_malloc(core, malloc_routed(core, size, stream, ptr), size, stream, ptr);
+}
+
+esper_status esper_malloc(esper_core *core, size_t size, esper_stream stream, void **ptr)
+{
+  return recorder_of(core) ? malloc_recorded(core, size, stream, ptr)
+                           : malloc_routed(core, size, stream, ptr);
 }
 
 esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size, esper_stream stream,
@@ -65,12 +103,20 @@ esper_status esper_malloc_from(esper_core *core, esper_pool *pool, size_t size, 
   lock(&pool->device->lock);
   pool_enter(pool);
   unlock(&pool->device->lock);
-  return malloc_entered(pool, size, stream, ptr);
+  return record_malloc(core, malloc_entered(pool, size, stream, ptr), size, stream, ptr);
+}
+
+__attribute__((noinline)) static esper_status free_recorded(esper_core *core, void *ptr)
+{
+  const esper_recorder *recorder = recorder_of(core);
+  if (recorder && ptr)
+    recorder->freed(ptr);
+  return free_block(core, ptr);
 }
 
 esper_status esper_free(esper_core *core, void *ptr)
 {
-  return free_block(core, ptr);
+  return recorder_of(core) ? free_recorded(core, ptr) : free_block(core, ptr);
 }
 
 esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t count,
@@ -80,7 +126,11 @@ esper_status esper_record_use(esper_core *core, const void *const *ptrs, size_t 
   if (flags & ~ESPER_USE_UNTIL_FREE)
     return error_set(ESPER_INVALID, "flags of a use are %#x: use 0 or ESPER_USE_UNTIL_FREE", flags);
   esper_status status = core_device(core, stream.device, &device);
-  return status == ESPER_OK ? mark_use(core, ptrs, count, stream, flags, marked) : status;
+  if (status != ESPER_OK)
+    return status;
+  status = mark_use(core, ptrs, count, stream, flags, marked);
+  record_marks(core, status, ptrs, count, stream);
+  return status;
 }
 
 esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, size_t count,
@@ -96,7 +146,11 @@ esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream
 {
   device_t *device;
   esper_status status = core_device(core, stream.device, &device);
-  return status == ESPER_OK ? mark_stream(core, ptr, stream) : status;
+  if (status != ESPER_OK)
+    return status;
+  status = mark_stream(core, ptr, stream);
+  record_marks(core, status, &ptr, 1, stream);
+  return status;
 }
 
 esper_status esper_note_use(esper_core *core, const void *const *ptrs, size_t count,

@@ -159,6 +159,11 @@ void esper_snapshot_free(esper_snapshot *snapshot)
   *snapshot = (esper_snapshot){0};
 }
 
+void esper_record(esper_core *core, const esper_recorder *recorder)
+{
+  atomic_store_explicit(&core->recorder, recorder, memory_order_release);
+}
+
 void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *context)
 {
   for (int i = 0; i < core->device_count; i++) {

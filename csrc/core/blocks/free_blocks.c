@@ -24,6 +24,13 @@ void block_count_inactive(block_t *block)
   block->requested = 0;
 }
 
+/* A block that owes nothing but owner order is its stream's already. */
+static void record_pending(const block_t *block, esper_action action)
+{
+  if (block->counted_active)
+    trace_record(device_of(block), action, block->address, block->requested, block_user(block));
+}
+
 static void append_pending(heap_t *heap, block_t *block)
 {
   block->older = heap->newest_pending;
@@ -70,6 +77,7 @@ void free_blocks_claim(block_t *block)
   bins_remove(ready ? &heap->ready[large] : &heap->pending[large], block);
   if (!ready) {
     remove_pending(heap, block);
+    record_pending(block, ESPER_TRACE_AVAILABLE);
   }
   if (block_counts_as_split(block))
     stats_split_removed(&device_of(block)->stats, large, block->size);
@@ -116,6 +124,7 @@ static void add(block_t *block)
   if (!block_is_marked(block))
     block_count_inactive(block);
   add_pending(block);
+  record_pending(block, ESPER_TRACE_PENDING);
 }
 
 void free_blocks_add(block_t *block)

@@ -7,22 +7,27 @@
 #include "heap.h"
 #include "map.h"
 
-/* The id of the pool around the address. ESPER_TRACE_OOM has no address, and so no pool. */
+static bool has_no_address(esper_action action)
+{
+  return action == ESPER_TRACE_OOM || action == ESPER_TRACE_HELD_BACK;
+}
+
+/* The id of the pool around the address. */
 static const uint64_t *pool_around(const device_t *device, esper_action action, uintptr_t address)
 {
   static const uint64_t none[2];
   const segment_t *segment =
-      action == ESPER_TRACE_OOM ? NULL : map_find_segment(device->core->map, address);
+      has_no_address(action) ? NULL : map_find_segment(device->core->map, address);
   return segment ? segment->heap->pool_id : none;
 }
 
-void trace_tell(device_t *device, esper_action action, uintptr_t address, size_t size,
-                const stream_t *stream)
+static esper_trace_entry entry_of(const device_t *device, esper_action action, uintptr_t address,
+                                  size_t size, const stream_t *stream)
 {
   const uint64_t *pool = pool_around(device, action, address);
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
-  esper_trace_entry entry = {
+  return (esper_trace_entry){
       .action = action,
       .device = device->index,
       .address = address,
@@ -31,5 +36,22 @@ void trace_tell(device_t *device, esper_action action, uintptr_t address, size_t
       .pool = {pool[0], pool[1]},
       .time_us = now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000,
   };
+}
+
+void trace_tell(device_t *device, esper_action action, uintptr_t address, size_t size,
+                const stream_t *stream)
+{
+  esper_trace_entry entry = entry_of(device, action, address, size, stream);
   device->watch(device->watch_context, &entry);
+}
+
+void trace_record(device_t *device, esper_action action, uintptr_t address, size_t size,
+                  const stream_t *stream)
+{
+  const esper_recorder *recorder =
+      atomic_load_explicit(&device->core->recorder, memory_order_acquire);
+  if (!recorder)
+    return;
+  esper_trace_entry entry = entry_of(device, action, address, size, stream);
+  recorder->told(&entry);
 }

@@ -1,4 +1,4 @@
-/* trace.h: tells the watcher of the actions of a device. Under the device's lock. */
+/* trace.h: tells the watcher and the recorder of the actions of a device. Under its lock. */
 #ifndef ESPER_TRACE_H
 #define ESPER_TRACE_H
 
@@ -7,6 +7,9 @@
 /* The watcher must be there. */
 void trace_tell(device_t *device, esper_action action, uintptr_t address, size_t size,
                 const stream_t *stream);
+/* Tells the recorder alone, if there is one. */
+void trace_record(device_t *device, esper_action action, uintptr_t address, size_t size,
+                  const stream_t *stream);
 
 /* Tells of an action, if somebody watches. */
 static inline void trace_add(device_t *device, esper_action action, uintptr_t address, size_t size,
@@ -14,6 +17,14 @@ static inline void trace_add(device_t *device, esper_action action, uintptr_t ad
 {
   if (device->watch)
     trace_tell(device, action, address, size, stream);
+}
+
+/* Tells the recorder as well. Not of a malloc or a free, which the caller tells it of. */
+static inline void trace_add_memory(device_t *device, esper_action action, uintptr_t address,
+                                    size_t size, const stream_t *stream)
+{
+  trace_add(device, action, address, size, stream);
+  trace_record(device, action, address, size, stream);
 }
 
 /* As trace_add, for a block, with the stream that it was last handed out on. */

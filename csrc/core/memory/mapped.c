@@ -137,7 +137,8 @@ void mapped_arrived(block_t *piece)
     s->touched = end;
   stats_pages_added(&s->device->stats, s->heap->pool->reserved_bytes, s->large, piece->size,
                     1 - stretches_beside(piece));
-  trace_add(s->device, ESPER_TRACE_SEGMENT_MAP, piece->address, piece->size, s->heap->stream);
+  trace_add_memory(s->device, ESPER_TRACE_SEGMENT_MAP, piece->address, piece->size,
+                   s->heap->stream);
   block_set_state(piece, BLOCK_CLAIMED);
   map_insert(s->device->core->map, piece);
 }
@@ -149,7 +150,8 @@ static void lose_memory(block_t *block)
   s->bytes -= block->size;
   stats_pages_removed(&s->device->stats, s->heap->pool->reserved_bytes, s->large, block->size,
                       stretches_beside(block) - 1);
-  trace_add(s->device, ESPER_TRACE_SEGMENT_UNMAP, block->address, block->size, s->heap->stream);
+  trace_add_memory(s->device, ESPER_TRACE_SEGMENT_UNMAP, block->address, block->size,
+                   s->heap->stream);
   uses_drop(s->device, block);
   map_remove(s->device->core->map, block);
   block->user = 0;

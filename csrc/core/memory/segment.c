@@ -75,8 +75,8 @@ void segment_add(block_t *block, uintptr_t address)
   map_insert(device->core->map, block);
   segment_link(segment);
   stats_segment_added(&device->stats, segment->heap->pool->reserved_bytes, size_of(segment));
-  trace_add(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
-            segment->heap->stream);
+  trace_add_memory(device, ESPER_TRACE_SEGMENT_ALLOC, segment->address, segment->size,
+                   segment->heap->stream);
 }
 
 static size_t reserved_with(const device_t *device, size_t size)
@@ -146,8 +146,8 @@ esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **blo
 void segment_leaves(device_t *device, block_t *block)
 {
   segment_t *segment = block->segment;
-  trace_add(device, ESPER_TRACE_SEGMENT_FREE, segment->address, segment->size,
-            segment->heap->stream); /* while its pool can still be found */
+  trace_add_memory(device, ESPER_TRACE_SEGMENT_FREE, segment->address, segment->size,
+                   segment->heap->stream); /* while its pool can still be found */
   map_remove_segment(device->core->map, segment);
   map_remove(device->core->map, block);
   segment_unlink(segment);

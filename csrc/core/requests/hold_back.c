@@ -4,6 +4,7 @@
 #include "../base/monotonic.h"
 #include "../blocks/block.h"
 #include "../blocks/use.h"
+#include "../blocks/trace.h"
 #include "../order/capturing.h"
 #include "../order/host_wait.h"
 #include "../order/record.h"
@@ -216,6 +217,8 @@ bool hold_back(const request_t *q)
   q->device->counters.held_back++;
   q->device->counters.held_back_us += monotonic_now() - begin;
   q->device->counters.held_back_in_vain += status == ESPER_NOT_READY;
+  trace_record(q->device, ESPER_TRACE_HELD_BACK, monotonic_now() - begin, q->asked,
+               q->stream.stream);
   unlock(&q->device->lock);
   return status == ESPER_OK;
 }

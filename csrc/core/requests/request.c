@@ -129,7 +129,7 @@ esper_status request_fail(const request_t *q)
   call_memory_info(q->core, q->device->index, &device_free, &device_total);
   lock(&q->device->lock);
   q->device->stats.num_ooms++;
-  trace_add(q->device, ESPER_TRACE_OOM, device_free, wanted(q), q->stream.stream);
+  trace_add_memory(q->device, ESPER_TRACE_OOM, device_free, wanted(q), q->stream.stream);
   note_failure(q, device_free, device_total);
   unlock(&q->device->lock);
   if (q->addresses_missing)

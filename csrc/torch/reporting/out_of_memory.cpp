@@ -100,6 +100,9 @@ std::string describe(const esper_failure &failure)
     text << " What is missing are addresses: live memory leaves none for a fence of "
          << format_size(failure.addresses_missing) << ". Free some, or audit without the fence.";
   }
+  if (const char *file = capi().alloc_note_oom()) {
+    text << " What was allocated, and where: `python -m esper_alloc view " << file << "`.";
+  }
   return std::move(text).str();
 }
 

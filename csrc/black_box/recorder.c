@@ -1,0 +1,311 @@
+#include "recorder.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "carried.h"
+#include "chunks.h"
+#include "lanes.h"
+#include "lock.h"
+#include "sites.h"
+
+static const uint64_t no_pool[2];
+static atomic_ullong lost;
+static _Atomic(esper_core *) recorded; /* NULL: nothing is */
+static _Atomic(box_site_fn *) site_here;
+static uint64_t begin_ticks, begin_ns;
+
+/* ---- recording -------------------------------------------------------------- */
+
+static void add(unsigned kind, uint64_t address, uint64_t second)
+{
+  uint64_t now = clock_ticks();
+  chunk_t *chunk = address >> (ADDRESS_BITS + ADDRESS_SHIFT) ? NULL : chunk_for(now);
+  if (__builtin_expect(!chunk, 0)) {
+    atomic_fetch_add_explicit(&lost, 1, memory_order_relaxed);
+    return;
+  }
+  chunk_add(chunk, box_first(kind, now - chunk->from, address), second);
+}
+
+static unsigned here(void)
+{
+  box_site_fn *site = atomic_load_explicit(&site_here, memory_order_relaxed);
+  return site ? site() : 0;
+}
+
+static void allocated(const void *ptr, size_t size, esper_stream stream)
+{
+  add(BOX_ALLOC, (uintptr_t)ptr,
+      box_second(size, lane_of(stream.device, stream.handle, no_pool), here()));
+}
+
+static void freed(const void *ptr)
+{
+  add(BOX_FREE, (uintptr_t)ptr, 0);
+}
+
+static void used(const void *ptr, esper_stream stream)
+{
+  add(BOX_USE, (uintptr_t)ptr,
+      box_second(0, lane_of(stream.device, stream.handle, no_pool), here()));
+}
+
+static unsigned kind_of(esper_action action)
+{
+  switch (action) {
+  case ESPER_TRACE_ALLOC: return BOX_ALLOC;
+  case ESPER_TRACE_FREE_REQUESTED: return BOX_FREE;
+  case ESPER_TRACE_SEGMENT_ALLOC: return BOX_SEGMENT_ALLOC;
+  case ESPER_TRACE_SEGMENT_FREE: return BOX_SEGMENT_FREE;
+  case ESPER_TRACE_SEGMENT_MAP: return BOX_SEGMENT_MAP;
+  case ESPER_TRACE_SEGMENT_UNMAP: return BOX_SEGMENT_UNMAP;
+  case ESPER_TRACE_OOM: return BOX_OOM;
+  case ESPER_TRACE_PENDING: return BOX_PENDING;
+  case ESPER_TRACE_AVAILABLE: return BOX_AVAILABLE;
+  case ESPER_TRACE_HELD_BACK: return BOX_HELD_BACK;
+  case ESPER_TRACE_FREE_COMPLETED:
+  case ESPER_TRACE_SNAPSHOT: break;
+  }
+  return BOX_NONE;
+}
+
+/* Under the core's lock. Finding the place in a program may run code of the interpreter, which must
+ * not happen here. */
+static void told(const esper_trace_entry *entry)
+{
+  unsigned kind = kind_of(entry->action);
+  if (kind == BOX_NONE)
+    return;
+  uint64_t address = entry->address;
+  if (kind == BOX_HELD_BACK)
+    address <<= ADDRESS_SHIFT;
+  add(kind, address,
+      box_second(entry->size, lane_of(entry->device, entry->stream, entry->pool), 0));
+}
+
+/* ---- beginning and end --------------------------------------------------------- */
+
+static uint64_t time_of_day(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void box_find_sites(box_site_fn *site)
+{
+  atomic_store_explicit(&site_here, site, memory_order_relaxed);
+}
+
+void box_begin(esper_core *core, size_t bytes)
+{
+  static const esper_recorder recorder = {allocated, freed, used, told};
+  chunks_limit(bytes);
+  box_lock();
+  if (!begin_ns) {
+    begin_ticks = clock_ticks();
+    begin_ns = time_of_day();
+  }
+  box_unlock();
+  atomic_store(&recorded, core);
+  esper_record(core, &recorder);
+}
+
+void box_end(void)
+{
+  esper_core *core = atomic_exchange(&recorded, NULL);
+  if (core)
+    esper_record(core, NULL);
+}
+
+box_stats_t box_stats(void)
+{
+  box_lock();
+  box_stats_t stats = {atomic_load(&recorded) != NULL, atomic_load(&lost),
+                       chunks_count() * sizeof(chunk_t) + carried_bytes() + sites_bytes(),
+                       chunks_used_again()};
+  box_unlock();
+  return stats;
+}
+
+bool box_is_valid(void)
+{
+  box_lock();
+  bool valid = chunks_are_valid() && carried_is_valid() && lanes_are_valid() && sites_are_valid();
+  box_unlock();
+  return valid;
+}
+
+void box_reset(void)
+{
+  box_lock();
+  chunks_forget();
+  carried_forget();
+  lanes_forget();
+  atomic_store(&lost, 0);
+  box_unlock();
+}
+
+/* ---- writing: only what a signal's handler may call, unless the core is asked ----- */
+
+typedef struct out {
+  int file, error;
+} out_t;
+
+static void put(out_t *out, const void *data, size_t bytes)
+{
+  while (bytes && !out->error) {
+    ssize_t done = write(out->file, data, bytes);
+    if (done < 0 && errno != EINTR)
+      out->error = errno;
+    if (done > 0) {
+      data = (const char *)data + done;
+      bytes -= (size_t)done;
+    }
+  }
+}
+
+static void put_section(out_t *out, const char *name, uint64_t count, uint64_t bytes)
+{
+  box_section_t section = {.count = (uint32_t)count, .bytes = bytes};
+  memcpy(section.name, name, sizeof section.name);
+  put(out, &section, sizeof section);
+}
+
+/* Sections begin at multiples of 8 bytes. */
+static void put_padding(out_t *out, uint64_t bytes)
+{
+  static const char zeros[8];
+  put(out, zeros, -bytes & 7);
+}
+
+static void put_lanes(out_t *out)
+{
+  unsigned count = lanes_count();
+  put_section(out, "LANE", count, count * sizeof(box_lane_item_t));
+  for (unsigned lane = 0; lane < count; lane++) {
+    box_lane_item_t item = lane_item(lane);
+    put(out, &item, sizeof item);
+  }
+}
+
+static void put_sites(out_t *out)
+{
+  unsigned count = sites_count();
+  uint64_t bytes = 0;
+  uint32_t length;
+  for (unsigned site = 1; site < count; site++) {
+    site_name(site, &length);
+    bytes += sizeof length + length;
+  }
+  put_section(out, "SITE", count - 1, bytes);
+  for (unsigned site = 1; site < count; site++) {
+    const char *name = site_name(site, &length);
+    put(out, &length, sizeof length);
+    put(out, name, length);
+  }
+  put_padding(out, bytes);
+}
+
+static void put_live(out_t *out)
+{
+  box_live_item_t live;
+  uint64_t count = 0, since = chunks_oldest_ticks();
+  for (size_t i = 0; i < carried_places(); i++)
+    count += carried_at(i, since, &live);
+  put_section(out, "LIVE", count, count * sizeof live);
+  for (size_t i = 0; i < carried_places(); i++)
+    if (carried_at(i, since, &live))
+      put(out, &live, sizeof live);
+}
+
+/* Each chunk is a section of its own, whose length is read once: threads go on adding to theirs. None
+ * is used again meanwhile, since that takes the lock. */
+static void put_chunks(out_t *out, const chunk_t *chunk)
+{
+  for (; chunk; chunk = chunk->next) {
+    box_chunk_head_t head = {chunk->ticks, chunk->thread,
+                             atomic_load_explicit(&chunk->words, memory_order_acquire)};
+    put_section(out, "EVNT", 1, sizeof head + head.words * sizeof *chunk->word);
+    put(out, &head, sizeof head);
+    put(out, chunk->word, head.words * sizeof *chunk->word);
+  }
+}
+
+static void put_snapshot(out_t *out, esper_core *core)
+{
+  esper_snapshot snapshot;
+  if (esper_snapshot_take(core, -1, &snapshot) != ESPER_OK)
+    return;
+  size_t blocks = 0;
+  put_section(out, "SEGM", snapshot.segment_count,
+              snapshot.segment_count * sizeof(box_segment_item_t));
+  for (size_t i = 0; i < snapshot.segment_count; i++) {
+    const esper_segment_entry *s = &snapshot.segments[i];
+    box_segment_item_t item = {s->address,
+                               s->size,
+                               s->device,
+                               (s->mapped ? 1u : 0) | (s->large ? 2u : 0),
+                               (uintptr_t)s->stream,
+                               {s->pool[0], s->pool[1]}};
+    put(out, &item, sizeof item);
+  }
+  for (size_t i = 0; i < snapshot.block_count; i++)
+    blocks += snapshot.blocks[i].state != ESPER_BLOCK_INACTIVE;
+  put_section(out, "BLCK", blocks, blocks * sizeof(box_block_item_t));
+  for (size_t i = 0; i < snapshot.block_count; i++) {
+    const esper_block_entry *b = &snapshot.blocks[i];
+    box_block_item_t item = {b->address,
+                             b->size,
+                             b->requested,
+                             (uintptr_t)b->stream,
+                             b->state == ESPER_BLOCK_PENDING_FREE,
+                             0};
+    if (b->state != ESPER_BLOCK_INACTIVE)
+      put(out, &item, sizeof item);
+  }
+  esper_snapshot_free(&snapshot);
+}
+
+int box_write(int file, const char *why, const char *info, bool urgent)
+{
+  out_t out = {file, 0};
+  bool locked = !urgent || box_try_lock();
+  if (!urgent)
+    box_lock();
+  box_header_t header = {.magic = BOX_MAGIC,
+                         .version = BOX_VERSION,
+                         .size = sizeof header,
+                         .begin_ticks = begin_ticks,
+                         .begin_ns = begin_ns,
+                         .end_ticks = clock_ticks(),
+                         .end_ns = time_of_day(),
+                         .complete_ticks =
+                             carried_until() > begin_ticks ? carried_until() + 1 : begin_ticks,
+                         .lost = atomic_load(&lost),
+                         .pid = (uint64_t)getpid()};
+  for (size_t i = 0; why[i] && i + 1 < sizeof header.why; i++)
+    header.why[i] = why[i];
+  put(&out, &header, sizeof header);
+  if (info) {
+    put_section(&out, "INFO", 1, strlen(info));
+    put(&out, info, strlen(info));
+    put_padding(&out, strlen(info));
+  }
+  put_lanes(&out);
+  if (locked) {
+    put_sites(&out);
+    put_live(&out);
+    put_chunks(&out, chunks_queued());
+    put_chunks(&out, chunks_open());
+    box_unlock();
+  }
+  esper_core *core = atomic_load(&recorded);
+  if (core && !urgent)
+    put_snapshot(&out, core);
+  put_section(&out, "END ", 0, 0);
+  return out.error;
+}
