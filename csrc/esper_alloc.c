@@ -294,3 +294,8 @@ const char *esper_alloc_note_oom(void)
 {
   return dump_oom();
 }
+
+void esper_alloc_find_nodes(int (*node)(uint64_t *hash, char *name, size_t size))
+{
+  box_find_nodes(node);
+}

@@ -86,6 +86,10 @@ ESPER_API void *esper_alloc_base(void *ptr, size_t *size);
  * is 0, esper_alloc_free waits for every stream of the device. */
 ESPER_API void esper_alloc_set_record_stream_visible(int visible);
 
+/* Tells the black box what a thread executes that runs no Python, such as an autograd node: a hash,
+ * and if `name` is not NULL a name in at most `size` bytes. `node` returns 0 for nothing. */
+ESPER_API void esper_alloc_find_nodes(int (*node)(uint64_t *hash, char *name, size_t size));
+
 /* To be called when memory has run out: writes the black box, if a file is named for that. Returns
  * its name, or NULL. */
 ESPER_API const char *esper_alloc_note_oom(void);

@@ -15,6 +15,7 @@ static const uint64_t no_pool[2];
 static atomic_ullong lost;
 static _Atomic(esper_core *) recorded; /* NULL: nothing is */
 static _Atomic(box_site_fn *) site_here;
+static _Atomic(box_node_fn *) node_here;
 static uint64_t begin_ticks, begin_ns;
 
 /* ---- recording -------------------------------------------------------------- */
@@ -30,10 +31,24 @@ static void add(unsigned kind, uint64_t address, uint64_t second)
   chunk_add(chunk, box_first(kind, now - chunk->from, address), second);
 }
 
+static unsigned site_of_node(void)
+{
+  box_node_fn *node = atomic_load_explicit(&node_here, memory_order_relaxed);
+  uint64_t hash;
+  char name[256];
+  if (!node || !node(&hash, NULL, 0))
+    return 0;
+  unsigned site = site_find(hash);
+  if (!site && node(&hash, name, sizeof name))
+    site = site_add(hash, name, strlen(name));
+  return site;
+}
+
 static unsigned here(void)
 {
-  box_site_fn *site = atomic_load_explicit(&site_here, memory_order_relaxed);
-  return site ? site() : 0;
+  box_site_fn *find = atomic_load_explicit(&site_here, memory_order_relaxed);
+  unsigned site = find ? find() : 0;
+  return site ? site : site_of_node();
 }
 
 static void allocated(const void *ptr, size_t size, esper_stream stream)
@@ -98,6 +113,11 @@ static uint64_t time_of_day(void)
 void box_find_sites(box_site_fn *site)
 {
   atomic_store_explicit(&site_here, site, memory_order_relaxed);
+}
+
+void box_find_nodes(box_node_fn *node)
+{
+  atomic_store_explicit(&node_here, node, memory_order_relaxed);
 }
 
 void box_begin(esper_core *core, size_t bytes)

@@ -16,6 +16,11 @@ typedef unsigned box_site_fn(void);
 /* From now on it is asked; NULL: no place is known. */
 void box_find_sites(box_site_fn *site);
 
+/* What the calling thread executes, for threads whose place is unknown: a hash, and if `name` is not
+ * NULL a name of at most `size` bytes with its NUL. Returns 0 if it is nothing. */
+typedef int box_node_fn(uint64_t *hash, char *name, size_t size);
+void box_find_nodes(box_node_fn *node);
+
 /* Begins to record what happens in a core, in about so many bytes of host memory at most; or goes
  * on. There is one recording in a process, so the core lives until box_end(). */
 void box_begin(esper_core *core, size_t bytes);

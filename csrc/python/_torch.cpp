@@ -11,6 +11,7 @@
 #include "../torch/base/core_api.h"
 #include "../torch/base/current.h"
 #include "../torch/base/python_objects.h"
+#include "../torch/debugging/sites.h"
 #include "../torch/memory/sleep.h"
 #include "../torch/uses/scope.h"
 #include "../torch/uses/use.h"
@@ -152,6 +153,7 @@ PyMODINIT_FUNC PyInit__torch()
     return nullptr;
   }
   esper::set_capi(table);
+  table->alloc_find_nodes(&esper::sites::current_node);
   esper::set_audit_capi(audit);
   return PyModule_Create(&definition);
 }

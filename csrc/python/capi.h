@@ -34,6 +34,7 @@
   F(alloc_set_record_stream_visible) \
   F(alloc_black_box)                 \
   F(alloc_note_oom)                  \
+  F(alloc_find_nodes)                \
   F(core_create)                     \
   F(core_destroy)                    \
   F(core_is_valid)                   \

@@ -243,3 +243,18 @@ def test_a_file_can_be_replayed(library: Path, tmp_path: Path, box: str, maps: s
     else:
         assert one.history.start
     assert replay(one).peak_allocated == one.recorded.peak_allocated
+
+
+def test_autograds_threads_are_named_by_their_nodes(library: Path, tmp_path: Path) -> None:
+    code = """
+x = inner(2000).view(2, 1000).requires_grad_()
+x[0].backward(inner(1000))
+esper_alloc.black_box(os.environ["FILE"])
+"""
+    file = tmp_path / "backward.box"
+    run(library, code, FILE=str(file))
+    found = load_black_box(file)
+    last = of_kind(found, reading.ALLOC)[-1]
+    assert found.sizes[last] == 8000 and found.sites[found.site_numbers[last]] == (
+        "autograd (SelectBackward0)",
+    )

@@ -206,6 +206,19 @@ uint32_t now()
   return site != 0 ? site : of_backward();
 }
 
+int current_node(uint64_t *hash, char *name, size_t size)
+{
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) {
+    return 0;
+  }
+  *hash = typeid(*node).hash_code();
+  if (name != nullptr) {
+    std::snprintf(name, size, "autograd (%s)", node->name().c_str());
+  }
+  return 1;
+}
+
 void note_forward(int64_t sequence_number, uint32_t site)
 {
   if (sequence_number < 0 || site == 0) {

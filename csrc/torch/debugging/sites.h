@@ -22,6 +22,9 @@ uint32_t now();
 // The operator that starts now, at `site`, makes the node of that sequence number.
 void note_forward(int64_t sequence_number, uint32_t site);
 
+// For the black box: the kind of the autograd node that this thread executes.
+int current_node(uint64_t *hash, char *name, size_t size);
+
 // Files in these folders are not the user's. Needs the GIL.
 void set_foreign_folders(std::vector<std::string> folders);
 
