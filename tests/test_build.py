@@ -131,6 +131,8 @@ def test_the_typed_package_is_complete(installed_core: Path) -> None:
         for path in (ROOT / "esper_alloc").rglob("*.py*")
         if path.suffix in (".py", ".pyi") and path.name != "_build.py"
     }
+    assets = (ROOT / "esper_alloc" / "view" / "assets").iterdir()
+    wanted |= {str(path.relative_to(ROOT)) for path in assets}
     wanted |= {"esper_alloc/py.typed", "esper_alloc/_build.py"}
     wanted |= {"esper_alloc/include/esper_alloc.h", "esper_alloc/include/python/capi.h"}
     wanted |= {"esper_alloc/docs/uses.md", "esper_alloc/docs/README.md"}

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditor": {"installation", "torch_allocator"},
     "helpers": {"installation", "uses"},
     "replay": {"recorder"},
+    "view": {"recorder"},
     "cli": {
         "installation",
         "recorder",
@@ -36,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "auditor",
         "helpers",
         "replay",
+        "view",
         "esper_alloc",
     },
 }

@@ -1,0 +1,79 @@
+"""``python -m esper_alloc view``: a recording of the black box as a page for a browser."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from ..recorder.reading import BlackBoxError, is_black_box, load_black_box
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds ``view`` to the command line."""
+    parser = subparsers.add_parser(
+        "view",
+        help="show what a recording tells, as a page for a browser",
+        description="Makes one HTML file from a file of the black box: memory over time by "
+        "category and by line of code, the peak explained, segments, and which lines grew. "
+        "It needs no network.",
+        epilog="Exit codes: 0 the page was written; 1 it could not be written; 2 wrong usage, "
+        "numpy is missing, or a file that cannot be read. `docs black-box` says what is shown.",
+    )
+    parser.add_argument("file", metavar="FILE", help="a file of the black box")
+    parser.add_argument(
+        "--output", metavar="PAGE.html", help="the page (default: FILE with .html at its end)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; returns its exit code."""
+    output = args.output or os.path.splitext(args.file)[0] + ".html"
+    try:
+        from ..view.page import write_page
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        return _complain("needs numpy: python -m pip install numpy", 2)
+    try:
+        _check(args.file, output)
+        recording = load_black_box(args.file)
+        if not len(recording):
+            raise BlackBoxError(f"{recording.path}: it has no events: there is nothing to show")
+    except BlackBoxError as error:
+        return _complain(str(error), 2)
+    try:
+        size = write_page(recording, output)
+    except OSError as error:
+        return _complain(f"{output}: cannot be written: {error.strerror or error}", 1)
+    print(f"{output}: {size / 2**20:.1f} MiB, {len(recording):,} events")
+    if args.open and not webbrowser.open(Path(output).resolve().as_uri()):
+        return _complain(f"{output}: no browser was found: open it yourself", 1)
+    return 0
+
+
+def _check(file: str, output: str) -> None:
+    """Raises BlackBoxError for a file that is something else, or would be overwritten."""
+    try:
+        if not is_black_box(file):
+            with open(file, "rb") as opened:
+                begin = opened.read(2)
+            if begin[:1] == b"\x80" or begin == b"\x1f\x8b":
+                raise BlackBoxError(
+                    f"{file}: a pickle, or packed: `view` reads files of the black box, "
+                    "and `replay` PyTorch's snapshots"
+                )
+        if os.path.exists(output) and os.path.samefile(file, output):
+            raise BlackBoxError(f"{file}: the page would overwrite it: name another --output")
+    except OSError as error:
+        raise BlackBoxError(f"{file}: cannot be read: {error.strerror or error}") from None
+
+
+def _complain(what: str, code: int) -> int:
+    print(f"esper_alloc view: {what}", file=sys.stderr)
+    return code

@@ -1,0 +1,1 @@
+"""One HTML file that shows a recording of the black box. Needs numpy."""

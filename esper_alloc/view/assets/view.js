@@ -1,0 +1,736 @@
+"use strict";
+// The page of `esper-alloc view`. All text of the recording goes through textContent.
+
+const facts = JSON.parse(document.getElementById("facts").textContent);
+const $ = id => document.getElementById(id);
+const PAGE = 512, MOST_POINTS = 2000;
+
+// Palettes that colour-blind people can tell apart: Okabe and Ito's, and Tol's "muted".
+const CATEGORY_COLOURS = ["#0072b2", "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#9aa3ad"];
+const LINE_COLOURS = ["#cc6677", "#44aa99", "#ddcc77", "#6f63c8", "#88ccee", "#999933", "#aa4499", "#117733", "#882255"];
+const OTHER_LINES = "#9aa3ad", PENDING = "#d55e00";
+
+const state = {
+  device: null, stream: "", pool: "", group: "category",
+  range: [0, 1], moment: 0, from: 0, to: 0, theme: "light",
+};
+
+// ---- numbers and words ----------------------------------------------------------
+
+function bytes(value) {
+  const size = Math.abs(value);
+  if (size >= 2 ** 30) return (value / 2 ** 30).toFixed(2) + " GiB";
+  if (size >= 2 ** 20) return (value / 2 ** 20).toFixed(1) + " MiB";
+  if (size >= 2 ** 10) return (value / 2 ** 10).toFixed(1) + " KiB";
+  return value + " B";
+}
+function seconds(value, span = 0) {
+  const digits = span > 100 ? 1 : span > 1 || !span ? 3 : span > 1e-3 ? 6 : 9;
+  return value.toFixed(digits) + " s";
+}
+const count = value => value.toLocaleString("en-US");
+const percent = share => (100 * share).toFixed(1) + "%";
+function microseconds(us) {
+  return us >= 1e6 ? (us / 1e6).toFixed(2) + " s" : us >= 1e3 ? (us / 1e3).toFixed(1) + " ms" : us + " µs";
+}
+// "/long/way/to/model.py:12 (f)" -> "to/model.py:12 (f)"
+function short(frame) {
+  const at = frame.indexOf(" ("), path = at < 0 ? frame : frame.slice(0, at);
+  return path.split("/").slice(-2).join("/") + (at < 0 ? "" : frame.slice(at));
+}
+function make(tag, text, parent, className) {
+  const element = document.createElement(tag);
+  if (text !== undefined && text !== null) element.textContent = text;
+  if (className) element.className = className;
+  if (parent) parent.append(element);
+  return element;
+}
+function swatch(parent, colour, kind = "") {
+  const one = make("span", "", parent, "swatch " + kind);
+  one.style[kind ? "borderTopColor" : "background"] = colour;
+}
+function ink(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+}
+
+// ---- the columns ------------------------------------------------------------------
+
+let buffer;
+const KINDS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i4: Int32Array, f8: Float64Array };
+const column = where => new KINDS[where.kind](buffer, where.at, where.count);
+
+async function inflate() {
+  const packed = Uint8Array.from(atob($("numbers").textContent), one => one.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  buffer = await new Response(stream).arrayBuffer();
+}
+function rising(differences) {
+  let sum = 0;
+  return Uint32Array.from(differences, one => sum += one);
+}
+// Spans: memory from a moment to before another.
+function spans(told) {
+  const begin = rising(column(told.begin)), moments = column(told.moments);
+  const sizes = column(told.sizes), size = column(told.size), above = column(told.above), page = column(told.page);
+  return {
+    length: begin.length, begin, end: begin.map((at, i) => at + moments[i]),
+    address: Float64Array.from(page, (at, i) => (at + above[i] * 2 ** 32) * PAGE),
+    size: Float64Array.from(size, one => sizes[one]),
+    place: column(told.place), owner: column(told.owner),
+  };
+}
+// Rows of `groups` series, told as differences in KiB.
+function stacks(where, steps) {
+  const told = column(where), rows = [];
+  for (let at = 0; at < told.length; at += steps) {
+    const row = new Float64Array(steps);
+    for (let i = 0, sum = 0; i < steps; i++) row[i] = (sum += told[at + i]) * 1024;
+    rows.push(row);
+  }
+  return rows;
+}
+function split(values, steps) {
+  const rows = [];
+  for (let at = 0; at < values.length; at += steps) rows.push(values.subarray(at, at + steps));
+  return rows;
+}
+// Decodes a device once.
+function decode(told) {
+  if (told.ready) return told.ready;
+  const steps = column(told.steps), n = steps.length;
+  return told.ready = {
+    ...told, steps,
+    momentReserved: split(column(told.moment_reserved), told.moments.count),
+    moments: column(told.moments), momentLive: column(told.moment_live),
+    blocks: spans(told.blocks), pending: spans(told.pending), pieces: spans(told.pieces),
+    highest: column(told.highest), lowest: column(told.lowest),
+    reserved: split(column(told.reserved), n), waiting: split(column(told.waiting), n),
+    category: stacks(told.by_category, n), line: stacks(told.by_line, n),
+    oomTime: column(told.oom_time), oomFree: column(told.oom_free), oomAsked: column(told.oom_asked),
+    heldTime: column(told.held_time), heldUs: column(told.held_us), heldAsked: column(told.held_asked),
+  };
+}
+
+// ---- what is chosen ----------------------------------------------------------------
+
+const shown = owner => {
+  const one = state.device.owners[owner];
+  return (!state.stream || one.stream === state.stream) && (!state.pool || one.pool === state.pool);
+};
+const isFiltered = () => Boolean(state.stream || state.pool);
+function groupNames() {
+  if (state.group === "category") return facts.categories;
+  return [...state.device.top_lines.map(line => facts.lines[line]), "other lines"];
+}
+function groupColour(group) {
+  if (state.group === "category") return CATEGORY_COLOURS[group];
+  return group < state.device.top_lines.length ? LINE_COLOURS[group] : OTHER_LINES;
+}
+function groupOfPlace(place) {
+  if (state.group === "category") return facts.category[place];
+  const rank = state.device.top_lines.indexOf(facts.line[place]);
+  return rank < 0 ? state.device.top_lines.length : rank;
+}
+function sum(rows, n) {
+  if (rows.length === 1) return rows[0];
+  const total = new Float64Array(n);
+  for (const row of rows) for (let i = 0; i < n; i++) total[i] += row[i];
+  return total;
+}
+// The series of the timeline under the filters, at full detail.
+function series() {
+  const d = state.device, n = d.steps.length, groups = groupNames().length;
+  const owners = d.owners.map((_, i) => i).filter(shown);
+  const stack = [];
+  for (let g = 0; g < groups; g++) stack.push(sum(owners.map(one => d[state.group][one * groups + g]), n));
+  const live = isFiltered() ? sum(stack, n) : d.highest;
+  return {
+    times: d.steps, stack, live,
+    lowest: isFiltered() || d.exact ? null : d.lowest,
+    reserved: sum(owners.map(one => d.reserved[one]), n), waiting: sum(owners.map(one => d.waiting[one]), n),
+  };
+}
+// First index whose time is not before; the index of the last is n - 1.
+function lowerBound(times, time) {
+  let low = 0, high = times.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (times[middle] < time) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+function nearest(times, time) {
+  const at = Math.min(lowerBound(times, time), times.length - 1);
+  return at > 0 && time - times[at - 1] < times[at] - time ? at - 1 : at;
+}
+// At most MOST_POINTS of a range: each stands for as many steps, by the one where most was live.
+// Returns points of [time, ...cumulated groups from the top, reserved, pending, lowest].
+function reduce(all, [from, to]) {
+  const begin = Math.max(lowerBound(all.times, from) - 1, 0);
+  const end = Math.min(lowerBound(all.times, to) + 1, all.times.length);
+  const each = Math.max(1, Math.ceil((end - begin) / MOST_POINTS));
+  const points = Math.ceil((end - begin) / each);
+  reduced = each > 1;
+  const rows = Array.from({ length: all.stack.length + 4 }, () => new Array(points));
+  const [times, reserved, waiting, lowest] = [rows[0], ...rows.slice(-3)];
+  for (let point = 0; point < points; point++) {
+    const first = begin + point * each, last = Math.min(first + each, end);
+    let top = first, most = -1, pending = -1, least = Infinity;
+    for (let i = first; i < last; i++) {
+      if (all.live[i] > all.live[top]) top = i;
+      if (all.reserved[i] > most) most = all.reserved[i];
+      if (all.waiting[i] > pending) pending = all.waiting[i];
+      if (all.lowest && all.lowest[i] < least) least = all.lowest[i];
+    }
+    if (!all.lowest) for (let i = first; i < last; i++) if (all.live[i] < least) least = all.live[i];
+    times[point] = all.times[top];
+    for (let g = 0, height = 0; g < all.stack.length; g++) {
+      height += all.stack[g][top];
+      rows[all.stack.length - g][point] = height;
+    }
+    reserved[point] = most;
+    waiting[point] = pending;
+    lowest[point] = least;
+  }
+  return rows;
+}
+
+// ---- the timeline --------------------------------------------------------------------
+
+let plot, all, reduced = false; // reduced: a point of the picture stands for several steps
+
+function whole() {
+  const times = state.device.steps, first = times[0], last = times[times.length - 1];
+  return last > first ? [first, last] : [first - 0.5, last + 0.5];
+}
+function zoom(from, to) {
+  const [first, last] = whole(), least = Math.max((last - first) * 1e-7, 1e-8);
+  const width = Math.min(Math.max(to - from, least), last - first);
+  const begin = Math.min(Math.max(from, first), last - width);
+  state.range = [begin, begin + width];
+  fillPlot();
+}
+function zoomAt(centre, factor) {
+  const [from, to] = state.range;
+  zoom(centre - (centre - from) * factor, centre + (to - centre) * factor);
+}
+function fillPlot() {
+  const data = reduce(all, state.range);
+  plot.batch(() => {
+    plot.setData(data, false);
+    plot.setScale("x", { min: state.range[0], max: state.range[1] });
+    let top = 0;
+    for (const row of [data[1], data[data.length - 3], data[data.length - 2]]) for (const one of row) if (one > top) top = one;
+    plot.setScale("y", { min: 0, max: (top || 1) * 1.08 });
+  });
+}
+const unitOf = top => [[2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"]].find(([unit]) => top >= unit) || [1, " B"];
+function byteSplits(u, axis, min, max) {
+  const [unit] = unitOf(max), rough = max / unit / 5, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].find(one => one * power >= rough) * power;
+  return Array.from({ length: Math.floor(max / unit / step) + 1 }, (_, i) => i * step * unit);
+}
+function tickLabels(u, ticks) {
+  const [unit, name] = unitOf(u.scales.y.max);
+  return ticks.map(one => one ? +(one / unit).toFixed(3) + name : "0");
+}
+function drawMarks(u) {
+  const { ctx, bbox } = u, d = state.device, scale = devicePixelRatio;
+  const visible = time => time >= state.range[0] && time <= state.range[1];
+  const line = (time, colour, dash, label) => {
+    if (!visible(time)) return;
+    const x = Math.round(u.valToPos(time, "x", true));
+    ctx.strokeStyle = ctx.fillStyle = colour;
+    ctx.lineWidth = 1.5 * scale;
+    ctx.setLineDash(dash.map(one => one * scale));
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    ctx.setLineDash([]);
+    if (!label) return;
+    ctx.font = `600 ${12 * scale}px system-ui, sans-serif`;
+    ctx.textAlign = x > bbox.left + bbox.width / 2 ? "right" : "left";
+    ctx.fillText(label, x + (ctx.textAlign === "right" ? -4 : 4) * scale, bbox.top - 5 * scale);
+  };
+  ctx.save();
+  ctx.fillStyle = ink("ink");
+  let free = -1; // no two marks on one place
+  d.heldTime.forEach(time => {
+    const x = Math.round(u.valToPos(time, "x", true));
+    if (!visible(time) || x < free) return;
+    free = x + 5 * scale;
+    ctx.beginPath();
+    ctx.moveTo(x - 5 * scale, bbox.top + 1);
+    ctx.lineTo(x + 5 * scale, bbox.top + 1);
+    ctx.lineTo(x, bbox.top + 9 * scale);
+    ctx.fill();
+  });
+  line(d.moments[state.from], ink("faint"), [2, 4]);
+  line(d.moments[state.to], ink("faint"), [2, 4]);
+  line(d.moments[state.moment], ink("accent"), [], "");
+  d.oomTime.forEach((time, i) => line(time, ink("alarm"), [6, 3], i === d.oomTime.length - 1 ? "out of memory" : ""));
+  ctx.restore();
+}
+function chartHeight() {
+  return Math.max(240, Math.min(440, innerHeight * 0.5));
+}
+function makePlot() {
+  all = series();
+  if (plot) plot.destroy();
+  const names = groupNames(), stepped = uPlot.paths.stepped({ align: 1 });
+  const stroke = (label, colour, dash, width) => ({ label, stroke: colour, dash, width, points: { show: false }, paths: stepped });
+  const areas = names.map((label, i) => ({
+    label, fill: groupColour(i), stroke: groupColour(i), width: 0, points: { show: false }, paths: stepped,
+  })).reverse();
+  const axis = { stroke: ink("faint"), grid: { stroke: ink("rule"), width: 1 }, ticks: { stroke: ink("rule"), width: 1 }, font: "12px system-ui, sans-serif" };
+  plot = new uPlot({
+    width: $("chart").clientWidth, height: chartHeight(), padding: [22, 12, 0, 0],
+    legend: { show: false },
+    cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false }, y: false, bind: { dblclick: () => () => zoom(...whole()) } },
+    scales: { x: { time: false, auto: false }, y: { auto: false } },
+    axes: [
+      { ...axis, space: 80, values: (u, ticks) => ticks.map(one => +one.toFixed(9) + " s") },
+      { ...axis, size: 74, splits: byteSplits, values: tickLabels },
+    ],
+    series: [{}, ...areas,
+      stroke("reserved", ink("ink"), [], 2),
+      stroke("pending", PENDING, [7, 4], 2),
+      stroke("lowest live", ink("faint"), [], 1)],
+    hooks: { draw: [drawMarks], setCursor: [u => legend(u.cursor.left >= 0 ? u.posToVal(u.cursor.left, "x") : null)], setSelect: [select] },
+  }, [[], ...Array(names.length + 3).fill([])], $("chart"));
+  touch(plot.over);
+  fillPlot();
+  legend(null);
+}
+function select(u) {
+  if (u.select.width < 4) return;
+  const from = u.posToVal(u.select.left, "x"), to = u.posToVal(u.select.left + u.select.width, "x");
+  u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+  zoom(from, to);
+}
+// Wheel, panning, two fingers, and clicks that are no drags.
+function touch(over) {
+  const fingers = new Map();
+  let start = null, moved = false;
+  const timeAt = x => plot.posToVal(x - over.getBoundingClientRect().left, "x");
+  over.addEventListener("wheel", event => {
+    event.preventDefault();
+    const [from, to] = state.range;
+    if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      const by = (to - from) * event.deltaX / over.clientWidth;
+      zoom(from + by, to + by);
+    } else zoomAt(timeAt(event.clientX), Math.exp(event.deltaY * 0.002));
+  }, { passive: false });
+  const panning = event => event.shiftKey || event.pointerType === "touch";
+  over.addEventListener("mousedown", event => { if (event.shiftKey) event.stopImmediatePropagation(); }, true);
+  over.addEventListener("pointerdown", event => {
+    fingers.set(event.pointerId, event.clientX);
+    if (fingers.size === 1) moved = false;
+    start = { x: event.clientX, range: state.range };
+    if (panning(event)) over.setPointerCapture(event.pointerId);
+  });
+  over.addEventListener("pointermove", event => {
+    if (!fingers.has(event.pointerId)) return;
+    const before = [...fingers.values()];
+    fingers.set(event.pointerId, event.clientX);
+    if (Math.abs(event.clientX - start.x) > 4) moved = true;
+    const [from, to] = state.range;
+    if (fingers.size === 2) {
+      const now = [...fingers.values()], gap = values => Math.max(Math.abs(values[0] - values[1]), 20);
+      zoomAt(timeAt((now[0] + now[1]) / 2), gap(before) / gap(now));
+      moved = true;
+    } else if (panning(event) && moved) {
+      const by = (before[0] - event.clientX) / over.clientWidth * (to - from);
+      zoom(from + by, to + by);
+    }
+  });
+  for (const name of ["pointerup", "pointercancel"]) over.addEventListener(name, event => fingers.delete(event.pointerId));
+  over.addEventListener("click", event => {
+    if (!moved) choose(nearest(state.device.moments, timeAt(event.clientX)));
+  });
+}
+function legend(time) {
+  const d = state.device, at = time === null ? nearest(d.steps, d.moments[state.moment]) : nearest(d.steps, time);
+  const span = state.range[1] - state.range[0], box = $("legend");
+  const value = row => bytes(row[at]);
+  box.replaceChildren();
+  make("h3", `at ${seconds(d.steps[at], span)}: ${bytes(all.live[at])} live`, box);
+  const entry = (name, row, colour, kind) => {
+    const one = make("div", null, box, "entry");
+    swatch(one, colour, kind);
+    make("span", short(name), one, "name").title = name;
+    make("span", value(row), one, "number");
+  };
+  groupNames().forEach((name, g) => entry(name, all.stack[g], groupColour(g)));
+  entry("reserved from the device", all.reserved, ink("ink"), "stroke");
+  entry("pending: freed, waiting for marked uses", all.waiting, PENDING, "stroke dashed");
+  if (all.lowest || reduced) entry("lowest live nearby", all.lowest || all.live, ink("faint"), "stroke");
+}
+function savePng() {
+  const names = groupNames(), scale = devicePixelRatio, from = plot.ctx.canvas, line = 20 * scale;
+  const canvas = document.createElement("canvas");
+  canvas.width = from.width;
+  canvas.height = from.height + line * (names.length + 4);
+  const ctx = canvas.getContext("2d");
+  ctx.fillStyle = ink("paper");
+  ctx.fillRect(0, 0, canvas.width, canvas.height);
+  ctx.font = `${13 * scale}px system-ui, sans-serif`;
+  ctx.fillStyle = ink("ink");
+  ctx.fillText(`${facts.path}, device ${state.device.device}`, 10 * scale, line * 0.8);
+  ctx.drawImage(from, 0, line);
+  const entries = [...names.map((name, g) => [short(name), groupColour(g)]), ["reserved (line)", ink("ink")], ["pending (dashed)", PENDING]];
+  entries.forEach(([name, colour], i) => {
+    const y = from.height + line * (i + 1.6);
+    ctx.fillStyle = colour;
+    ctx.fillRect(14 * scale, y, 14 * scale, 11 * scale);
+    ctx.fillStyle = ink("ink");
+    ctx.fillText(name, 36 * scale, y + 10 * scale);
+  });
+  canvas.toBlob(blob => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = "memory.png";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  });
+}
+
+// ---- the state at a moment -------------------------------------------------------------
+
+// The spans that are there at a moment, under the filters: their indices.
+function there(of, moment) {
+  const out = [];
+  for (let i = 0; i < of.length && of.begin[i] <= moment; i++) if (of.end[i] > moment && shown(of.owner[i])) out.push(i);
+  return out;
+}
+function total(of, indices) {
+  let all = 0;
+  for (const i of indices) all += of.size[i];
+  return all;
+}
+// Bytes and blocks by line, and by place within it: the largest first.
+function byLine(moment) {
+  const { blocks } = state.device, lines = new Map();
+  for (const i of there(blocks, moment)) {
+    const place = blocks.place[i], number = facts.line[place];
+    let line = lines.get(number);
+    if (!line) lines.set(number, line = { line: number, bytes: 0, count: 0, places: new Map() });
+    line.bytes += blocks.size[i];
+    line.count++;
+    const one = line.places.get(place) || { place, bytes: 0, count: 0 };
+    one.bytes += blocks.size[i];
+    one.count++;
+    line.places.set(place, one);
+  }
+  return [...lines.values()].sort((a, b) => b.bytes - a.bytes);
+}
+// heads: [text, class]. rows: functions that fill a row. The first 25, then all on demand.
+function table(box, heads, rows) {
+  box.replaceChildren();
+  if (!rows.length) return void make("p", "Nothing.", box, "hint");
+  const one = make("table", null, box), head = make("tr", null, make("thead", null, one)), body = make("tbody", null, one);
+  for (const [text, name] of heads) make("th", text, head, name);
+  const add = some => some.forEach(fill => fill(make("tr", null, body)));
+  add(rows.slice(0, 25));
+  if (rows.length <= 25) return;
+  const more = make("button", `Show all ${count(rows.length)}`, box);
+  more.onclick = () => { more.remove(); add(rows.slice(25)); };
+}
+function lineCell(row, line, places) {
+  const details = make("details", null, make("td", null, row)), summary = make("summary", short(facts.lines[line]), details);
+  summary.title = facts.lines[line];
+  details.addEventListener("toggle", () => {
+    if (details.childElementCount > 1) return;
+    for (const one of places) {
+      const text = facts.stacks[one.place].map(frame => facts.frames[frame]).join("\n");
+      const share = `${bytes(one.bytes)} in ${count(one.count)} ${one.count === 1 ? "block" : "blocks"}, ${facts.categories[facts.category[one.place]]}:\n`;
+      make("div", share + text, details, "stack");
+    }
+  });
+}
+function explain() {
+  const d = state.device, at = state.moment, rows = byLine(at);
+  const live = rows.reduce((sum, one) => sum + one.bytes, 0);
+  const waiting = total(d.pending, there(d.pending, at));
+  const reserved = d.momentReserved.reduce((sum, row, owner) => sum + (shown(owner) ? row[at] : 0), 0);
+  $("when").textContent = `${nameOf(at)} ${seconds(d.moments[at])}`;
+  $("state").textContent = `${bytes(live)} live (${count(live)} bytes), ${bytes(waiting)} pending, ${bytes(reserved)} reserved`
+    + (isFiltered() ? `; only ${[state.stream, state.pool].filter(Boolean).join(", ")}` : "") + ".";
+  table($("live"), [["Line of code"], ["Bytes", "number"], ["Share", "number"], ["Blocks", "number few"]], rows.map(one => row => {
+    lineCell(row, one.line, [...one.places.values()].sort((a, b) => b.bytes - a.bytes));
+    make("td", bytes(one.bytes), row, "number");
+    const width = percent(0.9 * one.bytes / rows[0].bytes);
+    make("td", percent(one.bytes / live), row, "number share").style.backgroundSize = `${width} 100%`;
+    make("td", count(one.count), row, "number few");
+  }));
+}
+function nameOf(moment) {
+  const d = state.device, time = d.moments[moment];
+  if (moment === d.peak) return "at the peak,";
+  if (moment === d.moments.length - 1) return "at the end,";
+  return d.oomTime.includes(time) ? "when memory ran out," : "at";
+}
+function choose(moment) {
+  state.moment = moment;
+  for (const button of $("jumps").children) button.setAttribute("aria-pressed", Number(button.value) === moment);
+  explain();
+  drawMap();
+  plot.redraw(false);
+  legend(null);
+}
+function makeJumps() {
+  const d = state.device, box = $("jumps");
+  box.replaceChildren();
+  const jump = (name, moment) => {
+    const button = make("button", name, box);
+    button.type = "button";
+    button.value = moment;
+    button.onclick = () => choose(moment);
+  };
+  jump("The peak", d.peak);
+  if (d.oomTime.length) jump("Out of memory", nearest(d.moments, d.oomTime[d.oomTime.length - 1]));
+  jump("The end", d.moments.length - 1);
+}
+
+// ---- the map -------------------------------------------------------------------------------
+
+let parts = [], layout = null;
+
+// The parts of all segments in the order of their addresses: {segment, address, size, kind, span}.
+function findParts(moment) {
+  const d = state.device, segments = [];
+  const order = (of, indices) => indices.sort((a, b) => of.address[a] - of.address[b]);
+  for (const i of order(d.pieces, there(d.pieces, moment))) {
+    const last = segments[segments.length - 1], { address, size, owner } = d.pieces;
+    if (last && last.end === address[i] && last.owner === owner[i]) last.end += size[i];
+    else segments.push({ begin: address[i], end: address[i] + size[i], owner: owner[i] });
+  }
+  // Filters choose segments here: all that is in them is shown.
+  const blocks = [], add = (of, kind) => {
+    for (let i = 0; i < of.length && of.begin[i] <= moment; i++) if (of.end[i] > moment) {
+      blocks.push({ address: of.address[i], size: Math.ceil(of.size[i] / PAGE) * PAGE, kind, span: i });
+    }
+  };
+  add(d.blocks, "live");
+  add(d.pending, "pending");
+  blocks.sort((a, b) => a.address - b.address);
+  const found = [];
+  let next = 0, placed = 0;
+  for (const segment of segments) {
+    while (next < blocks.length && blocks[next].address < segment.begin) next++;
+    let at = segment.begin;
+    for (; next < blocks.length && blocks[next].address < segment.end; next++, placed++) {
+      const block = blocks[next];
+      if (block.address > at) found.push({ segment, address: at, size: block.address - at, kind: "free" });
+      found.push({ ...block, segment });
+      at = Math.max(at, block.address + block.size);
+    }
+    if (at < segment.end) found.push({ segment, address: at, size: segment.end - at, kind: "free" });
+  }
+  return { segments, found, outside: isFiltered() ? 0 : blocks.length - placed };
+}
+function drawMap() {
+  const { segments, found, outside } = findParts(state.moment), canvas = $("map");
+  parts = found;
+  const bytesOf = kind => parts.reduce((sum, one) => sum + (one.kind === kind ? one.size : 0), 0);
+  const gaps = parts.filter(one => one.kind === "free"), largest = gaps.reduce((most, one) => Math.max(most, one.size), 0);
+  const reserved = segments.reduce((sum, one) => sum + one.end - one.begin, 0), free = bytesOf("free");
+  $("segments").textContent = !segments.length
+    ? "No segment is known at this moment" + (facts.urgent ? ": the file was written in haste, and tells only of segments that came later." : ".")
+    : `${count(segments.length)} ${segments.length === 1 ? "segment" : "segments"} of ${bytes(reserved)}: ${bytes(bytesOf("live"))} live, ${bytes(bytesOf("pending"))} pending, `
+      + `${bytes(free)} free in ${count(gaps.length)} ${gaps.length === 1 ? "gap" : "gaps"}, the largest of ${bytes(largest)}.`
+      + (outside ? ` ${count(outside)} blocks are outside of the segments that are known.` : "");
+  const width = canvas.clientWidth, scale = devicePixelRatio, height = 16, gap = 5;
+  const rows = Math.max(1, Math.min(28, Math.ceil(segments.length / 3) + 12));
+  // Segments follow one another, through the ends of rows; each begins two pixels after the last.
+  const perPixel = reserved / Math.max(1, width * rows - 2 * segments.length);
+  canvas.height = (segments.length ? rows * (height + gap) : 1) * scale;
+  canvas.width = width * scale;
+  canvas.style.height = canvas.height / scale + "px";
+  const ctx = canvas.getContext("2d");
+  ctx.scale(scale, scale);
+  const colours = { free: ink("panel"), pending: PENDING };
+  layout = { width, height: height + gap, places: [] };
+  let x = 0, segment = null;
+  for (const part of parts) {
+    if (part.segment !== segment) x += segment ? 2 : 0;
+    segment = part.segment;
+    const begin = x, end = x + part.size / perPixel;
+    layout.places.push(begin);
+    const inner = part.kind === "live" ? groupColour(groupOfPlace(state.device.blocks.place[part.span])) : colours[part.kind];
+    for (let from = begin; from < end;) {
+      const row = Math.floor(from / width + 1e-9), to = Math.min(end, (row + 1) * width), y = row * (height + gap);
+      ctx.fillStyle = inner;
+      ctx.fillRect(from - row * width, y, to - from, height);
+      if (part.kind === "free") {
+        ctx.fillStyle = ink("rule");
+        ctx.fillRect(from - row * width, y, to - from, 1);
+        ctx.fillRect(from - row * width, y + height - 1, to - from, 1);
+      } else if (to - from > 3) {
+        ctx.fillStyle = ink("paper");
+        ctx.fillRect(to - row * width - 0.5, y, 0.5, height);
+      }
+      if (to <= from) break;
+      from = to;
+    }
+    x = end;
+  }
+  const key = $("mapkey");
+  key.replaceChildren();
+  const entry = (name, colour) => {
+    const one = make("span", null, key);
+    swatch(one, colour);
+    make("span", name, one);
+  };
+  groupNames().forEach((name, g) => entry(short(name), groupColour(g)));
+  entry("pending", PENDING);
+  entry("free", ink("rule"));
+}
+function point(event) {
+  if (!layout || !parts.length) return;
+  const box = $("map").getBoundingClientRect(), y = event.clientY - box.top;
+  const x = Math.floor(y / layout.height) * layout.width + event.clientX - box.left;
+  let at = lowerBound(layout.places, x);
+  if (at >= parts.length || layout.places[at] > x) at--;
+  const part = parts[at];
+  if (!part) return;
+  const { blocks, pending, owners } = state.device, owner = owners[part.segment.owner];
+  const of = part.kind === "live" ? blocks : pending;
+  $("pointed").textContent = (part.kind === "free" ? `${bytes(part.size)} free`
+    : `${bytes(of.size[part.span])} ${part.kind}, ${short(facts.lines[facts.line[of.place[part.span]]])}`)
+    + `, at 0x${part.address.toString(16)}, in a segment of ${bytes(part.segment.end - part.segment.begin)} (${owner.stream}, ${owner.pool})`;
+}
+
+// ---- growth, and the host ---------------------------------------------------------------------
+
+function grow() {
+  const d = state.device, before = new Map(byLine(state.from).map(one => [one.line, one])), rows = [];
+  for (const now of byLine(state.to)) {
+    const old = before.get(now.line);
+    before.delete(now.line);
+    rows.push({ line: now.line, places: now.places, from: old ? old.bytes : 0, to: now.bytes, more: now.count - (old ? old.count : 0) });
+  }
+  for (const old of before.values()) rows.push({ line: old.line, places: old.places, from: old.bytes, to: 0, more: -old.count });
+  rows.sort((a, b) => b.to - b.from - a.to + a.from);
+  $("between").textContent = `From ${seconds(d.moments[state.from])} to ${seconds(d.moments[state.to])}`;
+  const sign = value => (value > 0 ? "+" : "");
+  table($("grown"), [["Line of code"], ["From", "number few"], ["To", "number few"], ["Growth", "number"], ["Blocks", "number"]], rows.filter(one => one.to !== one.from).map(one => row => {
+    lineCell(row, one.line, [...one.places.values()].sort((a, b) => b.bytes - a.bytes));
+    make("td", bytes(one.from), row, "number few");
+    make("td", bytes(one.to), row, "number few");
+    make("td", sign(one.to - one.from) + bytes(one.to - one.from), row, "number");
+    make("td", sign(one.more) + count(one.more), row, "number");
+  }));
+}
+function thirds() {
+  const { moments, momentLive } = state.device, first = moments[0], span = moments[moments.length - 1] - first;
+  const highest = (from, to) => {
+    let top = from;
+    for (let i = from; i < to; i++) if (momentLive[i] > momentLive[top]) top = i;
+    return top;
+  };
+  state.from = highest(0, Math.max(1, lowerBound(moments, first + span / 3)));
+  state.to = highest(Math.min(moments.length - 1, lowerBound(moments, first + 2 * span / 3)), moments.length);
+}
+function holding() {
+  const d = state.device, rows = [...d.heldTime.keys()].sort((a, b) => d.heldUs[b] - d.heldUs[a]);
+  $("held").textContent = d.held_count
+    ? `${count(d.held_count)} times, ${microseconds(d.held_total_us)} in all. The host waited for marked uses to end rather than ask the device for more memory. The longest first:`
+    : "Never.";
+  $("heldrows").replaceChildren();
+  if (d.held_count) table($("heldrows"), [["Time"], ["Waited", "number"], ["Asked for", "number"]], rows.map(i => row => {
+    make("td", seconds(d.heldTime[i]), row);
+    make("td", microseconds(d.heldUs[i]), row, "number");
+    make("td", bytes(d.heldAsked[i]), row, "number");
+  }));
+}
+
+// ---- the page -----------------------------------------------------------------------------------
+
+function options(select, values, first) {
+  select.replaceChildren();
+  for (const value of values) make("option", value || first, select).value = value;
+  select.disabled = values.length < 3 && first;
+}
+function useDevice(number) {
+  state.device = decode(facts.devices[number]);
+  state.stream = state.pool = "";
+  for (const name of ["stream", "pool"]) {
+    options($(name), ["", ...new Set(state.device.owners.map(one => one[name]))], "all");
+    $(name).value = "";
+  }
+  state.range = whole();
+  state.moment = state.device.peak;
+  thirds();
+  makeJumps();
+  refresh();
+}
+function refresh() {
+  makePlot();
+  choose(state.moment);
+  grow();
+  holding();
+}
+function about() {
+  $("file").textContent = facts.path.split("/").pop();
+  const began = new Date(facts.begin * 1000), info = Object.entries(facts.info).map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`);
+  $("about").textContent = [`Written: ${facts.why || "no reason given"}`, `process ${facts.pid}`, `began ${began.toISOString().replace("T", " ").slice(0, 19)} UTC`,
+    `${seconds(facts.end - facts.begin, 50)} long`, `${count(facts.events)} events`, ...info].join(" · ");
+  const note = text => make("li", text, $("notes"));
+  if (facts.older) note("The recording holds the newest events only. Of what happened earlier, it knows what was still live: the timeline begins where it is complete.");
+  if (facts.lost) note(`${count(facts.lost)} events could not be recorded.`);
+  if (facts.urgent) note("The file tells of no segments at its end. The map shows only segments that came while it recorded, or went.");
+  for (const d of facts.devices) {
+    const device = decode(d);
+    device.oomTime.forEach((time, i) => i < 3 && note(`Device ${d.device} ran out of memory at ${seconds(time)}: ${bytes(device.oomAsked[i])} were asked for, and ${bytes(device.oomFree[i])} of the device were free.`));
+    if (device.moments.length < device.steps.length) $("rules").append(make("p", `Device ${d.device}: the timeline has ${count(device.steps.length)} steps, each shown by its highest moment; what was live is known exactly at ${count(device.moments.length)} moments, and a click goes to the nearest.`));
+  }
+  for (const text of facts.rules) make("p", text, $("rules"));
+}
+function useTheme(theme) {
+  state.theme = document.documentElement.dataset.theme = theme;
+  if (state.device) {
+    makePlot();
+    drawMap();
+  }
+}
+async function main() {
+  useTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  if (!("DecompressionStream" in window)) {
+    make("li", "This browser is too old: the page needs Chrome 80, Firefox 113, Safari 16.4 or newer.", $("notes"));
+    return;
+  }
+  await inflate();
+  about();
+  if (!facts.devices.length) {
+    make("li", "Nothing was allocated while it recorded.", $("notes"));
+    return;
+  }
+  facts.devices.forEach((one, i) => make("option", one.device, $("device")).value = i);
+  $("device").onchange = event => useDevice(Number(event.target.value));
+  for (const name of ["stream", "pool", "group"]) $(name).onchange = event => {
+    state[name] = event.target.value;
+    refresh();
+  };
+  const move = by => () => zoom(state.range[0] + by * (state.range[1] - state.range[0]), state.range[1] + by * (state.range[1] - state.range[0]));
+  const middle = factor => () => zoomAt((state.range[0] + state.range[1]) / 2, factor);
+  Object.assign($("in"), { onclick: middle(0.5) });
+  Object.assign($("out"), { onclick: middle(2) });
+  Object.assign($("left"), { onclick: move(-0.3) });
+  Object.assign($("right"), { onclick: move(0.3) });
+  $("all").onclick = () => zoom(...whole());
+  $("png").onclick = savePng;
+  $("theme").onclick = () => useTheme(state.theme === "dark" ? "light" : "dark");
+  $("from").onclick = () => { state.from = state.moment; grow(); plot.redraw(false); };
+  $("to").onclick = () => { state.to = state.moment; grow(); plot.redraw(false); };
+  $("map").addEventListener("pointermove", point);
+  $("map").addEventListener("click", point);
+  addEventListener("resize", () => {
+    plot.setSize({ width: $("chart").clientWidth, height: chartHeight() });
+    drawMap();
+  });
+  useDevice(0);
+  document.documentElement.dataset.ready = "true";
+}
+main();
