@@ -506,8 +506,9 @@ typedef void esper_trace_watch_fn(void *context, const esper_trace_entry *entry)
  * no thread is inside the previous one. */
 ESPER_API void esper_trace_watch(esper_core *core, esper_trace_watch_fn *watch, void *context);
 
-/* Begins to record what happens in a core, as ESPER_ALLOC_BLACK_BOX says. The core of the process is
- * recorded without it, and a process can record one. ESPER_INVALID: the variable is no size. */
+/* Begins to record what happens in a core, as ESPER_ALLOC_BLACK_BOX says. The core of the
+ * process is recorded without it, and a process can record one. ESPER_INVALID: the variable is
+ * no size. */
 ESPER_API esper_status esper_alloc_black_box(esper_core *core);
 
 /* Is told of the program's calls by the thread that makes them, without a lock of the core. */

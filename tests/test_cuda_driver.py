@@ -47,6 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROOT / "csrc" / "esper_alloc.c",
         *sorted((ROOT / "csrc" / "core").glob("*/*.c")),
         *sorted((ROOT / "csrc" / "sleep").glob("*.c")),
+        *sorted((ROOT / "csrc" / "black_box").glob("*.c")),
     ]
     compile_c(folder / "test_cuda", sources)
     return folder

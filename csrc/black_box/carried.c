@@ -4,13 +4,15 @@
 
 #include "lanes.h"
 
-/* The last event at an address. Chunks of several threads do not go in the order of their events, so
- * a free is kept until no older event can come. */
+/* The last event at an address. Chunks of several threads do not go in the order of their
+ * events, so a free is kept until no older event can come. */
 typedef struct place {
   uint64_t address; /* / 512 + 1; 0: empty */
   uint64_t ticks;
   uint64_t second; /* of the allocation; 0: freed */
 } place_t;
+
+enum { MOST_KEPT = 1 << 19 };
 
 static place_t *places;
 static size_t capacity, used; /* a power of two, or 0 */
@@ -40,13 +42,19 @@ bool carried_at(size_t place, uint64_t since, box_live_item_t *last)
   return true;
 }
 
-/* Makes room, and forgets frees from before `since`. */
+/* Makes room, and forgets frees from before `since`; where there are too many, all frees. */
 static bool make_room(uint64_t since)
 {
   box_live_item_t unused;
   size_t kept = 0, wider = 1024;
   for (size_t i = 0; i < capacity; i++)
     kept += carried_at(i, since, &unused);
+  if (kept > MOST_KEPT) {
+    since = UINT64_MAX;
+    kept = 0;
+    for (size_t i = 0; i < capacity; i++)
+      kept += carried_at(i, since, &unused);
+  }
   while (wider < 4 * kept)
     wider *= 2;
   place_t *old = places, *made = calloc(wider, sizeof *made);
@@ -65,8 +73,8 @@ static bool make_room(uint64_t since)
 
 static void carry_event(uint64_t address, uint64_t ticks, uint64_t second, uint64_t since)
 {
-  if (used >= capacity / 2 && !make_room(since))
-    return;
+  if (used >= capacity / 2 && !make_room(since) && used + 1 >= capacity)
+    return; /* there is no host memory */
   uint64_t key = (address >> ADDRESS_SHIFT) + 1;
   place_t *place = find(key);
   if (place->address && place->ticks > ticks)

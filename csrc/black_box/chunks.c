@@ -6,7 +6,7 @@
 #include "carried.h"
 #include "lock.h"
 
-_Thread_local chunk_t *own_chunk __attribute__((tls_model("initial-exec")));
+_Thread_local chunk_t *own_chunk;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t at_thread_exit;
@@ -36,16 +36,17 @@ static void thread_ends(void *chunk)
   box_unlock();
 }
 
-static void in_forked_child(void)
+void chunks_leave_to_parent(void)
 {
   box_lock_anew();
   own_chunk = NULL;
+  oldest = newest = open_chunks = NULL;
+  count = 0;
 }
 
 static void make_key(void)
 {
   (void)pthread_key_create(&at_thread_exit, thread_ends);
-  (void)pthread_atfork(NULL, NULL, in_forked_child);
 }
 
 uint64_t chunks_oldest_ticks(void)

@@ -23,8 +23,8 @@ typedef struct chunk {
   uint64_t word[CHUNK_WORDS];
 } chunk_t;
 
-/* The calling thread's. initial-exec: every malloc reads it, so it must cost no call. */
-extern _Thread_local chunk_t *own_chunk __attribute__((tls_model("initial-exec")));
+/* The calling thread's. */
+extern _Thread_local chunk_t *own_chunk;
 
 /* A clock that all threads share. */
 static inline uint64_t clock_ticks(void)
@@ -77,6 +77,8 @@ uint64_t chunks_oldest_ticks(void);
 size_t chunks_count(void);
 uint64_t chunks_used_again(void);
 bool chunks_are_valid(void);
+/* In a forked child: there is none. */
+void chunks_leave_to_parent(void);
 /* Frees all, but for the chunk that the calling thread has. No other thread records. For tests. */
 void chunks_forget(void);
 

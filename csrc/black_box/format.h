@@ -102,7 +102,7 @@ static inline unsigned box_site(uint64_t second)
 typedef struct box_header {
   uint64_t magic;
   uint32_t version, size;         /* of this header, bytes */
-  uint64_t begin_ticks, begin_ns; /* two readings of the clock, and the time of day, since 1970 */
+  uint64_t begin_ticks, begin_ns; /* two readings of the clock, and nanoseconds since 1970 */
   uint64_t end_ticks, end_ns;
   uint64_t complete_ticks; /* from here on no event was overwritten */
   uint64_t lost;           /* events that could not be recorded */

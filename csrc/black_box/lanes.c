@@ -6,7 +6,7 @@
 
 enum { PLACES = 2 * MOST_LANES };
 
-static box_lane_item_t items[MOST_LANES];
+static box_lane_item_t items[MOST_LANES] = {{.device = -1}};
 static atomic_uint count = 1;
 static _Atomic uint16_t places[PLACES]; /* read without the lock; never emptied */
 
@@ -52,7 +52,8 @@ static unsigned add(int device, uint64_t stream, const uint64_t pool[2])
 unsigned lane_of(int device, const void *stream, const uint64_t pool[2])
 {
   unsigned place, lane = look(device, (uintptr_t)stream, pool, &place);
-  return lane ? lane : add(device, (uintptr_t)stream, pool);
+  bool full = atomic_load_explicit(&count, memory_order_relaxed) == MOST_LANES;
+  return lane || full ? lane : add(device, (uintptr_t)stream, pool);
 }
 
 void lane_carry(unsigned lane, int64_t bytes)

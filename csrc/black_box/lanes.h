@@ -9,7 +9,8 @@
 /* The number of one. The pool is {0, 0} but for segments. 0: there are too many. */
 unsigned lane_of(int device, const void *stream, const uint64_t pool[2]);
 
-/* Adds to the bytes that a lane's segments had before the events begin. With the box's lock held. */
+/* Adds to the bytes that a lane's segments had before the events begin. With the box's lock
+ * held. */
 void lane_carry(unsigned lane, int64_t bytes);
 
 /* How many there are, number 0 included, and each of them. */

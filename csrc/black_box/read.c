@@ -3,6 +3,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 static const char no_memory[] = "there is not enough host memory for its events";
 static const char is_damaged[] = "it is damaged: a part of it has impossible values";
@@ -35,7 +36,7 @@ static bool collect(collected_t *c, event_t event)
 
 /* ---- sections ----------------------------------------------------------------- */
 
-static const char *read_chunk(const char *data, uint64_t bytes, collected_t *c)
+static const char *read_chunk(const char *data, uint64_t bytes, uint64_t end, collected_t *c)
 {
   box_chunk_head_t head;
   if (bytes < sizeof head)
@@ -53,7 +54,7 @@ static const char *read_chunk(const char *data, uint64_t bytes, collected_t *c)
                      head.thread};
     if (kind == BOX_TIME)
       from = word[at] >> 4;
-    else if (!collect(c, event))
+    else if (event.ticks <= end && !collect(c, event)) /* later ones are not of all threads */
       return no_memory;
     at += words;
   }
@@ -95,6 +96,20 @@ static const char *check_sites(const char *data, uint64_t count, uint64_t bytes)
   return bytes ? is_damaged : NULL;
 }
 
+static bool segments_are_possible(const box_file_t *file)
+{
+  const uint64_t most = UINT64_C(1) << (ADDRESS_BITS + ADDRESS_SHIFT);
+  bool possible = true;
+  for (size_t i = 0; i < file->segment_count; i++)
+    possible &= file->segments[i].address < most && file->segments[i].size < most;
+  for (size_t i = 0; i < file->block_count; i++)
+    possible &= file->blocks[i].address < most && file->blocks[i].size < most &&
+                file->blocks[i].requested < most;
+  for (size_t i = 0; i < file->lane_count; i++)
+    possible &= file->lanes[i].before > -(int64_t)most && file->lanes[i].before < (int64_t)most;
+  return possible;
+}
+
 static bool is_named(const box_section_t *section, const char *name)
 {
   return memcmp(section->name, name, sizeof section->name) == 0;
@@ -134,7 +149,7 @@ static const char *read_section(const box_section_t *section, const char *data, 
   } else if (is_named(section, "LIVE")) {
     return read_live(data, section->count, c);
   } else if (is_named(section, "EVNT")) {
-    return read_chunk(data, section->bytes, c);
+    return read_chunk(data, section->bytes, file->header.end_ticks, c);
   }
   return NULL;
 }
@@ -150,7 +165,7 @@ static const char *read_sections(const char *data, size_t bytes, box_file_t *fil
     data += sizeof section;
     bytes -= sizeof section;
     if (is_named(&section, "END "))
-      return NULL;
+      return (c->count && !file->lane_count) || !segments_are_possible(file) ? is_damaged : NULL;
     uint64_t padded = section.bytes + (-section.bytes & 7);
     if (padded < section.bytes || padded > bytes)
       return is_cut;
@@ -218,11 +233,13 @@ typedef struct place {
 typedef struct places {
   place_t *at;
   size_t capacity, used;
+  uint64_t factor; /* not known to whoever made the file */
 } places_t;
 
 static place_t *place_of(const places_t *p, uint64_t key)
 {
-  size_t at = (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 20) & (p->capacity - 1);
+  uint64_t hash = key * p->factor;
+  size_t at = (size_t)(hash ^ hash >> 32) & (p->capacity - 1);
   while (p->at[at].key && p->at[at].key != key)
     at = (at + 1) & (p->capacity - 1);
   return &p->at[at];
@@ -230,7 +247,9 @@ static place_t *place_of(const places_t *p, uint64_t key)
 
 static bool widen(places_t *p)
 {
-  places_t wider = {.capacity = p->capacity ? 2 * p->capacity : 4096, .used = p->used};
+  places_t wider = {.capacity = p->capacity ? 2 * p->capacity : 4096,
+                    .used = p->used,
+                    .factor = p->factor};
   wider.at = calloc(wider.capacity, sizeof *wider.at);
   if (!wider.at)
     return false;
@@ -261,18 +280,26 @@ static void drop(event_t *event)
   event->first &= ~UINT64_C(15); /* BOX_NONE */
 }
 
+static uint64_t some_odd_number(void)
+{
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number)
+    number = UINT64_C(0x9e3779b97f4a7c15);
+  return number | 1;
+}
+
 static bool has_address(unsigned kind)
 {
   return kind == BOX_ALLOC || kind == BOX_FREE || kind == BOX_PENDING || kind == BOX_AVAILABLE ||
          kind == BOX_USE;
 }
 
-/* Pairs allocations and frees, and the other events with the allocation. Drops a free of nothing, and
- * an allocation whose free is missing, because it was in a chunk that is gone, though the address
- * was allocated again. */
+/* Pairs allocations and frees, and the other events with the allocation. Drops a free of
+ * nothing, and an allocation whose free is missing, because it was in a chunk that is gone,
+ * though the address was allocated again. */
 static bool pair(collected_t *c, int64_t *partner)
 {
-  places_t places = {0};
+  places_t places = {.factor = some_odd_number()};
   bool possible = true;
   for (size_t i = 0; i < c->count && possible; i++) {
     event_t *event = &c->at[i];

@@ -30,8 +30,8 @@ typedef struct box_file {
   box_events_t events;
 } box_file_t;
 
-/* Reads the bytes of a file, which must be aligned to 8 and stay. Returns NULL, or why it is refused:
- * half a sentence. */
+/* Reads the bytes of a file, which must be aligned to 8 and stay. Returns NULL, or why it is
+ * refused: half a sentence. */
 const char *box_read(const void *data, size_t bytes, box_file_t *file);
 /* Frees the events. */
 void box_forget(box_file_t *file);

@@ -1,6 +1,7 @@
 #include "recorder.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,7 +17,7 @@ static atomic_ullong lost;
 static _Atomic(esper_core *) recorded; /* NULL: nothing is */
 static _Atomic(box_site_fn *) site_here;
 static _Atomic(box_node_fn *) node_here;
-static uint64_t begin_ticks, begin_ns;
+static uint64_t begin_ticks, begin_ns, begin_monotonic; /* the time of day may be set */
 
 /* ---- recording -------------------------------------------------------------- */
 
@@ -103,10 +104,10 @@ static void told(const esper_trace_entry *entry)
 
 /* ---- beginning and end --------------------------------------------------------- */
 
-static uint64_t time_of_day(void)
+static uint64_t nanoseconds(clockid_t clock)
 {
   struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
+  clock_gettime(clock, &now);
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
@@ -120,14 +121,30 @@ void box_find_nodes(box_node_fn *node)
   atomic_store_explicit(&node_here, node, memory_order_relaxed);
 }
 
+/* The memory is the parent's, and another thread of it may have held the lock or been changing the
+ * lists. */
+static void in_forked_child(void)
+{
+  atomic_store(&recorded, NULL);
+  chunks_leave_to_parent();
+}
+
+static void watch_forks(void)
+{
+  (void)pthread_atfork(NULL, NULL, in_forked_child);
+}
+
 void box_begin(esper_core *core, size_t bytes)
 {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
   static const esper_recorder recorder = {allocated, freed, used, told};
+  pthread_once(&once, watch_forks);
   chunks_limit(bytes);
   box_lock();
   if (!begin_ns) {
     begin_ticks = clock_ticks();
-    begin_ns = time_of_day();
+    begin_ns = nanoseconds(CLOCK_REALTIME);
+    begin_monotonic = nanoseconds(CLOCK_MONOTONIC);
   }
   box_unlock();
   atomic_store(&recorded, core);
@@ -141,10 +158,15 @@ void box_end(void)
     esper_record(core, NULL);
 }
 
+bool box_is_on(void)
+{
+  return atomic_load(&recorded) != NULL;
+}
+
 box_stats_t box_stats(void)
 {
   box_lock();
-  box_stats_t stats = {atomic_load(&recorded) != NULL, atomic_load(&lost),
+  box_stats_t stats = {box_is_on(), atomic_load(&lost),
                        chunks_count() * sizeof(chunk_t) + carried_bytes() + sites_bytes(),
                        chunks_used_again()};
   box_unlock();
@@ -242,8 +264,8 @@ static void put_live(out_t *out)
       put(out, &live, sizeof live);
 }
 
-/* Each chunk is a section of its own, whose length is read once: threads go on adding to theirs. None
- * is used again meanwhile, since that takes the lock. */
+/* Each chunk is a section of its own, whose length is read once: threads go on adding to theirs.
+ * None is used again meanwhile, since that takes the lock. */
 static void put_chunks(out_t *out, const chunk_t *chunk)
 {
   for (; chunk; chunk = chunk->next) {
@@ -293,16 +315,17 @@ static void put_snapshot(out_t *out, esper_core *core)
 int box_write(int file, const char *why, const char *info, bool urgent)
 {
   out_t out = {file, 0};
-  bool locked = !urgent || box_try_lock();
   if (!urgent)
     box_lock();
+  else if (!box_try_lock())
+    return EAGAIN;
   box_header_t header = {.magic = BOX_MAGIC,
                          .version = BOX_VERSION,
                          .size = sizeof header,
                          .begin_ticks = begin_ticks,
                          .begin_ns = begin_ns,
                          .end_ticks = clock_ticks(),
-                         .end_ns = time_of_day(),
+                         .end_ns = begin_ns + nanoseconds(CLOCK_MONOTONIC) - begin_monotonic,
                          .complete_ticks =
                              carried_until() > begin_ticks ? carried_until() + 1 : begin_ticks,
                          .lost = atomic_load(&lost),
@@ -316,13 +339,11 @@ int box_write(int file, const char *why, const char *info, bool urgent)
     put_padding(&out, strlen(info));
   }
   put_lanes(&out);
-  if (locked) {
-    put_sites(&out);
-    put_live(&out);
-    put_chunks(&out, chunks_queued());
-    put_chunks(&out, chunks_open());
-    box_unlock();
-  }
+  put_sites(&out);
+  put_live(&out);
+  put_chunks(&out, chunks_queued());
+  put_chunks(&out, chunks_open());
+  box_unlock();
   esper_core *core = atomic_load(&recorded);
   if (core && !urgent)
     put_snapshot(&out, core);

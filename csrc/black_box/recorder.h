@@ -16,8 +16,8 @@ typedef unsigned box_site_fn(void);
 /* From now on it is asked; NULL: no place is known. */
 void box_find_sites(box_site_fn *site);
 
-/* What the calling thread executes, for threads whose place is unknown: a hash, and if `name` is not
- * NULL a name of at most `size` bytes with its NUL. Returns 0 if it is nothing. */
+/* What the calling thread executes, for threads whose place is unknown: a hash, and if `name` is
+ * not NULL a name of at most `size` bytes with its NUL. Returns 0 if it is nothing. */
 typedef int box_node_fn(uint64_t *hash, char *name, size_t size);
 void box_find_nodes(box_node_fn *node);
 
@@ -27,6 +27,8 @@ void box_begin(esper_core *core, size_t bytes);
 /* Ends it. What was recorded stays. */
 void box_end(void);
 
+bool box_is_on(void);
+
 typedef struct box_stats {
   bool on;
   uint64_t events_lost; /* not recorded: an address beyond 2^49, or no host memory */
@@ -35,8 +37,9 @@ typedef struct box_stats {
 } box_stats_t;
 box_stats_t box_stats(void);
 
-/* Writes all to an open file. `urgent`: from a signal's handler, so the core is not asked, and what
- * another thread has locked is left out. `info`: a JSON object, or NULL. Returns 0, or an errno. */
+/* Writes all to an open file. `urgent`: from a signal's handler, so the core is not asked, and
+ * nothing is waited for. `info`: a JSON object, or NULL. Returns 0, or an errno (EAGAIN: it is
+ * urgent, and a thread holds the lock). */
 int box_write(int file, const char *why, const char *info, bool urgent);
 
 /* Whether all structures hold. For tests. */

@@ -31,6 +31,7 @@ static size_t used;
 static name_t *names; /* number 0 is no site */
 static unsigned count = 1, names_capacity;
 static size_t bytes;
+static atomic_bool full;
 
 unsigned site_find(uint64_t hash)
 {
@@ -59,9 +60,11 @@ static bool make_room(void)
   if (t && used + 2 <= t->capacity / 2)
     return true;
   size_t capacity = t ? 2 * t->capacity : 4096, size = sizeof *t + capacity * sizeof *t->place;
-  table_t *wider = calloc(1, size);
-  if (!wider)
+  table_t *wider = bytes + size > MOST_BYTES ? NULL : calloc(1, size);
+  if (!wider) {
+    atomic_store_explicit(&full, true, memory_order_relaxed);
     return false;
+  }
   wider->capacity = capacity;
   wider->before = t;
   for (size_t i = 0; t && i < t->capacity; i++)
@@ -109,8 +112,10 @@ static unsigned add_name(const char *text, size_t length)
     names_capacity = wider;
   }
   char *kept = count < MOST_SITES && bytes + length <= MOST_BYTES ? malloc(length) : NULL;
-  if (!kept)
+  if (!kept) {
+    atomic_store_explicit(&full, true, memory_order_relaxed);
     return 0;
+  }
   memcpy(kept, text, length);
   bytes += length;
   names[count] = (name_t){(uint32_t)length, kept};
@@ -134,6 +139,11 @@ unsigned site_add(uint64_t hash, const char *text, size_t length)
   }
   box_unlock();
   return site;
+}
+
+bool sites_are_full(void)
+{
+  return atomic_load_explicit(&full, memory_order_relaxed);
 }
 
 unsigned sites_count(void)

@@ -13,6 +13,9 @@ unsigned site_find(uint64_t hash);
  * the same name share a number. 0: there are too many, or there is no host memory. */
 unsigned site_add(uint64_t hash, const char *name, size_t length);
 
+/* Whether no further place can be added. */
+bool sites_are_full(void);
+
 /* How many numbers there are, 0 included, and a name, which stays. With the box's lock held. */
 unsigned sites_count(void);
 const char *site_name(unsigned site, uint32_t *length);

@@ -1,6 +1,6 @@
-/* A malloc has no time to ask CPython for its frames as objects. So this walks the interpreter's own
- * frames, whose layout each minor version of CPython has in its internal headers, and hashes where
- * each is in its code. Names are found once for each hash, by the public functions. */
+/* A malloc has no time to ask CPython for its frames as objects. So this walks the interpreter's
+ * own frames, whose layout each minor version of CPython has in its internal headers, and hashes
+ * where each is in its code. Names are found once for each hash, by the public functions. */
 #define Py_BUILD_CORE 1
 #include <Python.h>
 #include <frameobject.h>
@@ -15,8 +15,7 @@
 #include "frames.h"
 
 enum {
-  HASHED = 16, /* innermost frames */
-  NAMED = 48,
+  HASHED = 32, /* innermost frames */
   NAME_BYTES = 8192,
 };
 
@@ -63,7 +62,7 @@ static const frame_t *caller_of(const frame_t *frame)
 
 static const void *instruction_of(const frame_t *frame)
 {
-  return (const char *)frame->f_code + frame->f_lasti;
+  return (const char *)((uintptr_t)frame->f_code * 31) + frame->f_lasti;
 }
 #endif
 
@@ -76,6 +75,15 @@ static uint64_t hash_here(const PyThreadState *thread)
     hash ^= hash >> 29;
   }
   return hash;
+}
+
+static int python_is_there(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() && !Py_IsFinalizing();
+#else
+  return Py_IsInitialized() && !_Py_IsFinalizing();
+#endif
 }
 
 /* ---- names ------------------------------------------------------------------------ */
@@ -97,21 +105,20 @@ static PyObject *function_name(const PyCodeObject *code)
 #endif
 }
 
-/* A line for each frame. The code objects of those that are hashed are kept alive: their addresses
- * are the hash. Asking for frames may collect garbage and so free tensors. */
-static size_t name_here(char *name)
+/* A line for each frame, and the frames' code objects. Asking for frames may collect garbage and so
+ * free tensors. */
+static size_t name_here(char *name, PyObject **kept, int *count)
 {
   size_t length = 0;
   PyFrameObject *frame = PyEval_GetFrame();
   Py_XINCREF(frame);
-  for (int i = 0; frame && i < NAMED && length < NAME_BYTES - 1; i++) {
+  for (int i = 0; frame && i < HASHED && length < NAME_BYTES - 1; i++) {
     PyCodeObject *code = PyFrame_GetCode(frame);
     int written =
         snprintf(name + length, NAME_BYTES - length, "%s%s:%d (%s)", i ? "\n" : "",
                  utf8(code->co_filename), PyFrame_GetLineNumber(frame), utf8(function_name(code)));
     length += written > 0 ? (size_t)written : 0;
-    if (i >= HASHED)
-      Py_DECREF(code);
+    kept[(*count)++] = (PyObject *)code;
     PyFrameObject *back = PyFrame_GetBack(frame);
     Py_DECREF(frame);
     frame = back;
@@ -120,31 +127,29 @@ static size_t name_here(char *name)
   return length < NAME_BYTES ? length : NAME_BYTES - 1;
 }
 
-static int python_is_there(void)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() && !Py_IsFinalizing();
-#else
-  return Py_IsInitialized() && !_Py_IsFinalizing();
-#endif
-}
-
 static __attribute__((noinline)) unsigned add_here(uint64_t hash)
 {
-  if (!python_is_there())
+  if (sites_are_full())
     return 0;
   char name[NAME_BYTES];
+  PyObject *kept[HASHED];
+  int count = 0;
   PyObject *type, *value, *traceback;
   PyGILState_STATE state = PyGILState_Ensure();
   PyErr_Fetch(&type, &value, &traceback);
-  size_t length = name_here(name);
+  size_t length = name_here(name, kept, &count);
+  unsigned site = site_add(hash, name, length);
+  for (int i = 0; !site && i < count; i++)
+    Py_DECREF(kept[i]); /* else they stay: their addresses are the hash */
   PyErr_Restore(type, value, traceback);
   PyGILState_Release(state);
-  return site_add(hash, name, length);
+  return site;
 }
 
 unsigned esper_py_site(void)
 {
+  if (!python_is_there()) /* threads' states are being freed */
+    return 0;
   const PyThreadState *thread = PyGILState_GetThisThreadState();
   uint64_t hash = thread ? hash_here(thread) : 0;
   if (!hash)

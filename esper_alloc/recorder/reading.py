@@ -101,8 +101,9 @@ class BlackBox:
 
     @cached_property
     def devices(self) -> list[int]:
-        """The devices that have events."""
-        return sorted({self.lanes[number].device for number in set(self.lane_numbers.tolist())})
+        """The devices that have events. That of lane 0 is -1: unknown."""
+        numbers = set(self.lane_numbers.tolist())
+        return sorted({self.lanes[number].device for number in numbers} - {-1})
 
 
 def is_black_box(path: str | os.PathLike[str]) -> bool:
@@ -127,6 +128,8 @@ def load_black_box(path: str | os.PathLike[str]) -> BlackBox:
             raise ValueError("it is damaged: its description is no JSON object")
     except OSError as error:
         raise BlackBoxError(f"{printable}: cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise BlackBoxError(f"{printable}: it is damaged: its description is too deep") from None
     except (ValueError, MemoryError) as error:
         why = str(error) or "there is not enough host memory for it"
         raise BlackBoxError(f"{printable}: {why}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -38,12 +39,17 @@ def black_box(path: str | os.PathLike[str]) -> None:
 
 def write_by_itself() -> None:
     """Names the files that are written when memory runs out, and as ``run --record`` asks."""
-    _core.black_box_at_oom(oom_file())
+    with contextlib.suppress(OSError):  # there may be no folder for temporary files
+        _core.black_box_at_oom(oom_file())
     record = os.environ.get(RECORD)
     if record:
         record = of_this_process(record)
-        _core.black_box_at_signals(record)
-        atexit.register(_at_exit, record)
+        try:
+            _core.black_box_at_signals(record)
+        except OSError as error:
+            print(f"esper_alloc: {record} cannot be written: {error.strerror}", file=sys.stderr)
+        else:
+            atexit.register(_at_exit, record)
 
 
 def oom_file() -> str:
@@ -69,5 +75,6 @@ def _at_exit(record: str) -> None:
         return
     try:
         _core.black_box_write(record, "exit", _about())
+        _core.black_box_at_signals("")  # what fails from now on has nothing to add
     except OSError as error:
         print(f"esper_alloc: {record} cannot be written: {error.strerror}", file=sys.stderr)

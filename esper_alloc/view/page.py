@@ -39,9 +39,10 @@ def make_page(recording: BlackBox) -> str:
 def write_page(recording: BlackBox, path: str | os.PathLike[str]) -> int:
     """Makes the file, or replaces it; returns its bytes. Raises OSError."""
     text = make_page(recording).encode(errors="replace")
-    part = f"{os.fspath(path)}.part"
+    part = f"{os.fspath(path)}.part{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW  # the folder may be anybody's
     try:
-        with open(part, "wb") as file:
+        with open(os.open(part, flags, 0o600), "wb") as file:
             file.write(text)
         os.replace(part, path)
     except OSError:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from on_sim import build
+from processes import python
 
 from esper_alloc.recorder import reading
 from esper_alloc.recorder.reading import BlackBox, load_black_box
@@ -30,13 +29,8 @@ def outer(count):
 
 
 def run(library: Path, code: str, status: int = 0, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + code],
-        env={**os.environ, **build.environment(library), **env},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    env = {**os.environ, **build.environment(library), **env}
+    done = python("-c", HEAD + code, env=env)
     assert done.returncode == status, done.stderr[-3000:]
     return done.stdout
 
@@ -258,3 +252,32 @@ esper_alloc.black_box(os.environ["FILE"])
     assert found.sizes[last] == 8000 and found.sites[found.site_numbers[last]] == (
         "autograd (SelectBackward0)",
     )
+
+
+def test_a_folder_for_temporary_files_is_not_needed(library: Path, tmp_path: Path) -> None:
+    code = """
+kept = outer(1000)
+esper_alloc.black_box(os.environ["FILE"])
+try:
+    outer(1 << 40)
+except torch.OutOfMemoryError as error:
+    print(".box" in str(error), end="")
+"""
+    file = tmp_path / "a.box"
+    head = "import tempfile\ntempfile.tempdir = '/' + 'x' * 5000\n"
+    done = python("-c", head + HEAD + code, env={**os.environ, **build.environment(library),
+                                                 "FILE": str(file)})  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "False"), done.stderr
+    assert load_black_box(file)
+
+
+def test_a_file_without_lanes_is_damaged(library: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.box"
+    run(library, "kept = outer(1000)\nesper_alloc.black_box(os.environ['FILE'])", FILE=str(file))
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"LANE", b"NONE"))
+    with pytest.raises(reading.BlackBoxError, match="damaged"):
+        load_black_box(file)
+    file.write_bytes(whole.replace(b'{"esper', b"[" * 7))
+    with pytest.raises(reading.BlackBoxError):
+        load_black_box(file)

@@ -138,8 +138,11 @@ esper_status esper_record_use_event(esper_core *core, const void *const *ptrs, s
 {
   device_t *device;
   esper_status status = core_device(core, device_index, &device);
-  return status == ESPER_OK ? mark_use_event(core, ptrs, count, event, device_index, marked)
-                            : status;
+  if (status != ESPER_OK)
+    return status;
+  status = mark_use_event(core, ptrs, count, event, device_index, marked);
+  record_marks(core, status, ptrs, count, (esper_stream){.device = device_index});
+  return status;
 }
 
 esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream stream)

@@ -25,11 +25,12 @@ struct esper_core {
   atomic_uint modes;          /* CORE_... */
   atomic_int asleep;          /* how many tags sleep, counted on each device */
   atomic_int captures_likely; /* routes and announced captures, counted on each device */
-  _Atomic(const struct esper_recorder *) recorder; /* is told of the program's calls; NULL: nobody is */
-  atomic_bool warned_of_graph;              /* that memory which a graph reads was freed */
-  atomic_bool warned_of_capture;            /* that an event for all streams ended a capture */
-  atomic_bool ended_a_capture;              /* an event for all streams did */
-  uint64_t serial;                          /* counts the cores of this process, from 1 */
+  _Atomic(const struct esper_recorder *)
+      recorder;                  /* is told of the program's calls; NULL: nobody is */
+  atomic_bool warned_of_graph;   /* that memory which a graph reads was freed */
+  atomic_bool warned_of_capture; /* that an event for all streams ended a capture */
+  atomic_bool ended_a_capture;   /* an event for all streams did */
+  uint64_t serial;               /* counts the cores of this process, from 1 */
   _Atomic(stream_t *) stream_by_handle[STREAM_BUCKETS];
   _Atomic(stream_t *) stream_by_id[STREAM_BUCKETS];
   _Atomic(stream_t *) streams;

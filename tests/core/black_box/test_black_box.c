@@ -1,8 +1,11 @@
 /* What a black box keeps, writes and reads. */
+#include <errno.h>
 #include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "black_box/chunks.h"
+#include "black_box/dump.h"
 #include "black_box/lock.h"
 #include "black_box/read.h"
 #include "black_box/recorder.h"
@@ -253,23 +256,19 @@ TEST(live_memory_is_known_however_old_it_is)
   finish();
 }
 
-TEST(what_cannot_be_recorded_is_counted)
+TEST(the_last_chunk_is_used_again)
 {
   begin_with(64 * KIB);
-  chunk_t *own = own_chunk;
-  atomic_store(&own->words, CHUNK_WORDS); /* as good as full: of TIME words */
-  for (int i = 0; i < CHUNK_WORDS; i++)
-    own->word[i] = BOX_TIME;
-  void *p = world_malloc(&w, 512, r); /* it is used again */
-  CHECK_EQ(box_stats().chunks_used_again, 1);
+  for (int i = 0; i < 2 * CHUNK_WORDS; i++)
+    world_free(&w, world_malloc(&w, 512, r));
+  CHECK(box_stats().chunks_used_again > 3);
   CHECK_EQ(box_stats().events_lost, 0);
-  world_free(&w, p);
   finish();
 }
 
 /* ---- threads ---------------------------------------------------------------------- */
 
-enum { THREADS = 4, ROUNDS = 4000 };
+enum { THREADS = 4, ROUNDS = 20000 };
 
 static void *shared[KEPT];
 
@@ -297,14 +296,13 @@ TEST(threads_free_each_others_memory)
   pthread_t thread[THREADS];
   for (uintptr_t i = 0; i < THREADS; i++)
     CHECK_EQ(pthread_create(&thread[i], NULL, exchange, (void *)i), 0);
-  while (!box_stats().chunks_used_again)
-    usleep(100);
-  for (int i = 0; i < 3; i++) {
+  for (int i = 0; i < 3; i++) { /* while they run, or afterwards */
     image_t image = image_of(false);
     drop_image(&image);
   }
   for (int i = 0; i < THREADS; i++)
     pthread_join(thread[i], NULL);
+  CHECK(box_stats().chunks_used_again > 0);
   image_t image = image_of(false);
   size_t live = 0;
   for (int i = 0; i < KEPT; i++)
@@ -318,24 +316,63 @@ TEST(threads_free_each_others_memory)
   finish();
 }
 
-static void write_urgently(void *context)
+static void write_urgently(void *error)
 {
-  image_t image = image_of(true);
-  *(size_t *)context = image.file.events.count;
-  drop_image(&image);
+  FILE *temporary = tmpfile();
+  *(int *)error = box_write(fileno(temporary), "a test", NULL, true);
+  fclose(temporary);
 }
 
-TEST(a_signal_writes_without_waiting)
+/* A handler may have interrupted the thread that has the lock. */
+TEST(a_signal_waits_for_nothing)
 {
-  size_t events;
+  int error;
   begin_with(MIB);
   void *p = world_malloc(&w, 512, r);
-  check_on_another_thread(write_urgently, &events);
-  CHECK(events > 0);
+  image_t image = image_of(true);
+  CHECK_EQ(count_of(&image, BOX_ALLOC), 1);
+  CHECK_EQ(image.file.segment_count, 0);
+  drop_image(&image);
   box_lock();
-  check_on_another_thread(write_urgently, &events);
+  check_on_another_thread(write_urgently, &error);
   box_unlock();
-  CHECK_EQ(events, 0);
+  CHECK_EQ(error, EAGAIN);
+  world_free(&w, p);
+  finish();
+}
+
+static char path[64];
+
+static void dump_again_and_again(void *failed)
+{
+  for (int i = 0; i < 30; i++)
+    *(int *)failed += dump_to(path, "a test", NULL, false) != 0;
+}
+
+/* One of several writers is the last, and its file is whole. */
+TEST(writers_of_one_path_leave_a_whole_file)
+{
+  begin_with(MIB);
+  void *p = world_malloc(&w, 512, r);
+  snprintf(path, sizeof path, "/tmp/test_black_box.%d", (int)getpid());
+  int failed = 0;
+  pid_t child = fork();
+  if (child == 0) {
+    CHECK(!box_is_on()); /* the memory is the parent's */
+    dump_again_and_again(&failed);
+    _exit(failed);
+  }
+  dump_again_and_again(&failed);
+  int status;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK_EQ(failed, 0);
+  uint64_t header[17];
+  FILE *file = fopen(path, "r");
+  CHECK(file && fread(header, 8, 17, file) == 17 && header[0] == BOX_MAGIC);
+  fclose(file);
+  unlink(path);
+  CHECK_EQ(dump_to("/dev/null", "a test", NULL, false), EEXIST);
   world_free(&w, p);
   finish();
 }
