@@ -121,7 +121,7 @@ static void write_at_signal(int number)
 
 static struct sigaction before_asked;
 
-/* Whoever handled the signal before still does. */
+/* An earlier handler still gets the signal. */
 static void asked(int number, siginfo_t *about, void *context)
 {
   int error = errno;

@@ -233,7 +233,7 @@ typedef struct place {
 typedef struct places {
   place_t *at;
   size_t capacity, used;
-  uint64_t factor; /* not known to whoever made the file */
+  uint64_t factor; /* random, so that no file can be made for it */
 } places_t;
 
 static place_t *place_of(const places_t *p, uint64_t key)

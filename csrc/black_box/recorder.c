@@ -95,11 +95,12 @@ static void told(const esper_trace_entry *entry)
   unsigned kind = kind_of(entry->action);
   if (kind == BOX_NONE)
     return;
-  uint64_t address = entry->address;
+  uint64_t address = entry->address, second = 0;
   if (kind == BOX_HELD_BACK)
     address <<= ADDRESS_SHIFT;
-  add(kind, address,
-      box_second(entry->size, lane_of(entry->device, entry->stream, entry->pool), 0));
+  if (box_words(kind) == 2)
+    second = box_second(entry->size, lane_of(entry->device, entry->stream, entry->pool), 0);
+  add(kind, address, second);
 }
 
 /* ---- beginning and end --------------------------------------------------------- */

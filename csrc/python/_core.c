@@ -4,9 +4,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "../black_box/recorder.h"
 #include "../device/cuda/cuda.h"
 #include "../instance.h"
-#include "../black_box/recorder.h"
 #include "audit_capi.h"
 #include "black_box.h"
 #include "capi.h"

@@ -25,8 +25,8 @@ struct esper_core {
   atomic_uint modes;          /* CORE_... */
   atomic_int asleep;          /* how many tags sleep, counted on each device */
   atomic_int captures_likely; /* routes and announced captures, counted on each device */
-  _Atomic(const struct esper_recorder *)
-      recorder;                  /* is told of the program's calls; NULL: nobody is */
+  /* Is told of the program's calls; NULL: nobody is. */
+  _Atomic(const struct esper_recorder *) recorder;
   atomic_bool warned_of_graph;   /* that memory which a graph reads was freed */
   atomic_bool warned_of_capture; /* that an event for all streams ended a capture */
   atomic_bool ended_a_capture;   /* an event for all streams did */

@@ -3,8 +3,8 @@
 #include "../base/call.h"
 #include "../base/monotonic.h"
 #include "../blocks/block.h"
-#include "../blocks/use.h"
 #include "../blocks/trace.h"
+#include "../blocks/use.h"
 #include "../order/capturing.h"
 #include "../order/host_wait.h"
 #include "../order/record.h"
@@ -213,12 +213,12 @@ bool hold_back(const request_t *q)
     raise_allowance(q);
   drop_ends(ends);
   record_drop(oldest);
+  uint64_t lasted = monotonic_now() - begin;
   lock(&q->device->lock);
   q->device->counters.held_back++;
-  q->device->counters.held_back_us += monotonic_now() - begin;
+  q->device->counters.held_back_us += lasted;
   q->device->counters.held_back_in_vain += status == ESPER_NOT_READY;
-  trace_record(q->device, ESPER_TRACE_HELD_BACK, monotonic_now() - begin, q->asked,
-               q->stream.stream);
+  trace_record(q->device, ESPER_TRACE_HELD_BACK, lasted, q->asked, q->stream.stream);
   unlock(&q->device->lock);
   return status == ESPER_OK;
 }
