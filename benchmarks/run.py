@@ -45,7 +45,7 @@ from measuring import ENVIRONMENTS
 from topics import TOPICS
 from turns import CORES, in_children, take_turns, turns
 
-TUNING = ("ESPER_ALLOC_ALLOWANCE", "ESPER_ALLOC_SEGMENTS", "ESPER_ALLOC_USES")
+TUNING = tuple(f"ESPER_ALLOC_{one}" for one in ("ALLOWANCE", "BLACK_BOX", "SEGMENTS", "USES"))
 
 
 # --- the measuring side ------------------------------------------------------

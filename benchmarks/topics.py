@@ -383,12 +383,12 @@ LIMITS = Topic(
 )
 
 # --- calls -------------------------------------------------------------------
+RAW, EMPTY = "raw_alloc + raw_delete, ", "torch.empty and drop, 4 KiB"
 PAIR = Topic(
     "What do an allocation and its free cost? Those of `raw_alloc` are C++.",
     Part("pair", "calls.pairs", everybody(), **LOOPS, rows=beside_peers(
-        *((f"raw_alloc + raw_delete, {one}", "ns", f"raw_alloc + raw_delete, {one}", 0.4)
-          for one in ("512 B", "1 MiB", "64 MiB")),
-        ("torch.empty and drop, 4 KiB", "ns", "torch.empty and drop, 4 KiB", 1.0),
+        *((RAW + one, "ns", RAW + one, 0.4) for one in ("512 B", "1 MiB", "64 MiB")),
+        (EMPTY, "ns", EMPTY, 1.0),
         judged_by=(NATIVE, EXPANDABLE),
     )),
 )  # fmt: skip
@@ -801,10 +801,55 @@ CUDAGRAPH_OUTPUTS = Topic(
     settings={"sizes": (256, 512, 1024), "iterations": 3},
 )
 
+NO_BOX = "esper_alloc, no black box"
+WITH_AND_WITHOUT = [
+    Case(OURS, OURS), Case(NO_BOX, OURS, environment={"ESPER_ALLOC_BLACK_BOX": "off"}),
+]  # fmt: skip
+TEN_MILLION = "esper_alloc, ten million events"
+
+
+def box_job_part(job: str, goal: float) -> Part:
+    cases = [
+        replace(one, how={"job": job}, environment={**one.environment, **DETERMINISTIC})
+        for one in WITH_AND_WITHOUT
+    ]
+    rows = beside(OURS, NO_BOX, (*STEP, goal, "mean_ratio"), title=f"{job}: ")
+    return Part(job, "jobs.measure", cases, rows, STAYS, same_cores=True, warm_up=1, rounds=40,
+                derive=passes)  # fmt: skip
+
+
+BLACK_BOX = Topic(
+    "What does the black box cost, and what does it take to write and to show what it has?",
+    Part("calls", "calls.pairs", WITH_AND_WITHOUT, **LOOPS, rows=[
+        Row(EMPTY, "ns", EMPTY, OURS, NO_BOX, 30.0, "difference"),
+        *beside(OURS, NO_BOX, *((name, "ns", name) for name in (RAW + "512 B", RAW + "64 MiB"))),
+    ]),
+    Part("threads", "calls.threads", WITH_AND_WITHOUT, loops=True, rows=beside(
+        OURS, NO_BOX,
+        *((name, "million/s", name) for name in (f"pairs, 4 KiB, {n} threads" for n in (1, 16))),
+    )),
+    box_job_part("gpt2", 1.005),
+    box_job_part("ppo", 1.01),
+    Part("written", "recording.written", [
+        *told(of(OURS, NATIVE), events=1_000_000),
+        Case(TEN_MILLION, OURS, {"events": 10_000_000}, {"ESPER_ALLOC_BLACK_BOX": "256MiB"}),
+    ], rounds=1, loops=True, rows=[
+        *beside(OURS, NATIVE, ("a million events, written", "s", "write_s"),
+                ("a million events, bytes of each", "B", "bytes_an_event")),
+        own(TEN_MILLION, "ten million events, written", "s", "write_s", 2.0, "ours",
+            peer_key="page_s", peer_name="reading and showing them"),
+        own(TEN_MILLION, "ten million events, bytes of each", "B", "bytes_an_event", 16.0, "ours"),
+        own(TEN_MILLION, "ten million events, read and shown", "s", "page_s", 2.0, "ours",
+            peer_key="write_s", peer_name="writing them"),
+    ]),
+    settings={"most": 16, "milliseconds": 100},
+    rounds=7,
+)  # fmt: skip
+
 TOPICS: dict[str, Topic] = {
     "pipeline": PIPELINE, "prefetch": PREFETCH, "overlap": OVERLAP, "recipes": RECIPES,
     "allowances": ALLOWANCES, "least": LEAST_TOPIC, "jobs": JOBS_TOPIC, "limits": LIMITS,
-    "pair": PAIR, "threads": THREADS, "churn": CHURN, "malloc_times": MALLOC_TIMES,
+    "black_box": BLACK_BOX, "pair": PAIR, "threads": THREADS, "churn": CHURN, "malloc_times": MALLOC_TIMES,
     "startup": STARTUP, "precision": PRECISION, "captures": CAPTURES,
     "record_use_cost": RECORD_USE_COST, "automatic_uses": AUTOMATIC_USES, "auditor": AUDITOR,
     "fence": FENCE, "sleep": SLEEP, "engines": ENGINES, "gather": GATHER,

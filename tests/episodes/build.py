@@ -51,8 +51,8 @@ def build(folder: Path, arch: str) -> None:
     compiler = shlex.split(os.environ.get("CC", "cc"))
     rules = [*sorted(HERE.glob("rule_*.c")), HERE / "episode.c", HERE / "walk_rules.c"]
     rules.append(TESTS / "core" / "check.c")
-    shared = [*sorted((CSRC / "core").glob("*/*.c")), *sorted((CSRC / "sleep").glob("*.c"))]
-    shared.append(HERE / "program.c")
+    shared = [*sorted((CSRC / "core").glob("*/*.c")), HERE / "program.c"]
+    shared += [one for name in ("sleep", "black_box") for one in sorted((CSRC / name).glob("*.c"))]
     # The driver, and what it is made of.
     shared += [*sorted((CSRC / "device").glob("*.c")), CSRC / "esper_alloc.c"]
     shared += [*sorted((CSRC / "device" / "cuda").glob("*.c")), HERE / "machine_cuda.cu"]

@@ -13,10 +13,22 @@ Reports for each protection how many tries read something else than was written
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import torch
-from device import other_streams, report, say, sleep, use_allocator, warm_up, wrong_elements
+from device import (
+    no_new_memory,
+    other_streams,
+    report,
+    say,
+    sleep,
+    use_allocator,
+    warm_up,
+    wrong_elements,
+)
+
+import esper_alloc
 
 ELEMENTS = 4 << 20  # 16 MiB of int32
 COPIES = 2
@@ -51,8 +63,6 @@ class Attempts:
         """Reads a new input on the side stream, then drops it: its address."""
         x = self.inputs(value)
         if self.protection == "using":
-            import esper_alloc
-
             with esper_alloc.using(x, stream=self.side):
                 self.read(x)
         else:
@@ -60,8 +70,6 @@ class Attempts:
             with torch.cuda.stream(self.side):
                 self.read(x)
             if self.protection == "record_use":
-                import esper_alloc
-
                 esper_alloc.record_use(x, self.side)
             elif self.protection == "record_stream":
                 x.record_stream(self.side)
@@ -74,12 +82,14 @@ class Attempts:
         torch.cuda.empty_cache()  # memory is short: nothing else is there to be taken
         address = self.fuse(value)
         pressure = []
-        for _ in range(4):  # the same memory is asked for again
-            other = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
-            other.fill_(-value)
-            pressure.append(other)
-            if other.data_ptr() == address:
-                break
+        # The same memory is asked for again, and waited for: there is no other.
+        with no_new_memory() if esper_alloc.is_enabled() else contextlib.nullcontext():
+            for _ in range(4):
+                other = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
+                other.fill_(-value)
+                pressure.append(other)
+                if other.data_ptr() == address:
+                    break
         reused = pressure[-1].data_ptr() == address
         return wrong_elements(self.fused, value) > 0, reused
 

@@ -23,14 +23,16 @@ take, far: the results are taken to the current stream; an environment is on the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
 
 import torch
-from device import other_streams, report, say, sleep, use_allocator, warm_up
+from device import no_new_memory, other_streams, report, say, sleep, use_allocator, warm_up
 from driver_calls import wait_for_value
 
+import esper_alloc
 from esper_alloc.helpers.validation import fused_validation_batch
 
 CONFIGS = 4
@@ -106,15 +108,24 @@ class Race:
         self.main.synchronize()
         self.flag.fill_(1)
 
+    def batch(self, value: int) -> torch.Tensor:
+        if self.source == "device":
+            return torch.full((ROWS, WIDTH), float(value), device="cuda")
+        return self.host.fill_(value)
+
     def pressure(self, address: int, value: int) -> bool:
-        """Asks for as much memory as the batch took, and writes it: was it the batch's?"""
+        """Asks for as much memory as the batch took, and writes it: was it the batch's? Memory of
+        the device that a mark protects is waited for: there is no other."""
+        waits = self.source == "device" and self.how in ("ours", "current")
+        waits &= esper_alloc.is_enabled()
         taken = []
-        for _ in range(4):
-            other = torch.empty(ROWS, WIDTH, device="cuda")
-            other.fill_(-value)
-            taken.append(other)
-            if other.data_ptr() == address:
-                break
+        with no_new_memory() if waits else contextlib.nullcontext():
+            for _ in range(4):
+                other = torch.empty(ROWS, WIDTH, device="cuda")
+                other.fill_(-value)
+                taken.append(other)
+                if other.data_ptr() == address:
+                    break
         return taken[-1].data_ptr() == address
 
     def attempt(self, value: int) -> tuple[bool, bool]:
