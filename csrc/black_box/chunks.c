@@ -6,7 +6,7 @@
 #include "carried.h"
 #include "lock.h"
 
-_Thread_local chunk_t *own_chunk;
+__attribute__((tls_model("initial-exec"))) _Thread_local chunk_t *own_chunk;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t at_thread_exit;
@@ -89,6 +89,7 @@ static chunk_t *open_chunk(uint64_t now)
     own_number = own_number ? own_number : ++threads;
     chunk->ticks = chunk->from = now;
     chunk->thread = own_number;
+    chunk->device = -1; /* its lane is not known */
     atomic_store_explicit(&chunk->words, 0, memory_order_relaxed);
     chunk->prev = NULL;
     chunk->next = open_chunks;

@@ -11,20 +11,23 @@
 
 #include "format.h"
 
-enum { CHUNK_WORDS = 8186 }; /* 64 KiB with what is before them */
+enum { CHUNK_WORDS = 8183 }; /* 64 KiB with what is before them */
 
 typedef struct chunk {
   struct chunk *next;
   struct chunk *prev; /* of the chunks that threads write to */
   uint64_t ticks;     /* at its beginning */
   uint64_t from;      /* what the next event counts its ticks from; the owner's alone */
+  const void *stream; /* of the last malloc or mark, its device and lane; the owner's alone */
+  int device;
+  unsigned lane;
   uint32_t thread;
   atomic_uint words; /* rises when an event is complete */
   uint64_t word[CHUNK_WORDS];
 } chunk_t;
 
-/* The calling thread's. */
-extern _Thread_local chunk_t *own_chunk;
+/* The calling thread's. A few bytes, for which every process has room. */
+extern __attribute__((tls_model("initial-exec"))) _Thread_local chunk_t *own_chunk;
 
 /* A clock that all threads share. */
 static inline uint64_t clock_ticks(void)

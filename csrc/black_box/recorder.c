@@ -21,18 +21,22 @@ static uint64_t begin_ticks, begin_ns, begin_monotonic; /* the time of day may b
 
 /* ---- recording -------------------------------------------------------------- */
 
-static void add(unsigned kind, uint64_t address, uint64_t second)
+/* The calling thread's, for an event at this address. NULL: the event is lost. */
+static inline chunk_t *chunk_here(uint64_t now, uint64_t address)
 {
-  uint64_t now = clock_ticks();
   chunk_t *chunk = address >> (ADDRESS_BITS + ADDRESS_SHIFT) ? NULL : chunk_for(now);
-  if (__builtin_expect(!chunk, 0)) {
+  if (__builtin_expect(!chunk, 0))
     atomic_fetch_add_explicit(&lost, 1, memory_order_relaxed);
-    return;
-  }
+  return chunk;
+}
+
+static inline void add(chunk_t *chunk, uint64_t now, unsigned kind, uint64_t address,
+                       uint64_t second)
+{
   chunk_add(chunk, box_first(kind, now - chunk->from, address), second);
 }
 
-static unsigned site_of_node(void)
+__attribute__((noinline)) static unsigned site_of_node(void)
 {
   box_node_fn *node = atomic_load_explicit(&node_here, memory_order_relaxed);
   uint64_t hash;
@@ -52,21 +56,43 @@ static unsigned here(void)
   return site ? site : site_of_node();
 }
 
+/* Threads seldom change their stream. */
+static inline unsigned lane_here(chunk_t *chunk, int device, void *stream)
+{
+  if (chunk->stream != stream || chunk->device != device) {
+    chunk->lane = lane_of(device, stream, no_pool);
+    chunk->stream = stream;
+    chunk->device = device;
+  }
+  return chunk->lane;
+}
+
+static inline void add_at_site(unsigned kind, const void *ptr, size_t size, esper_stream stream)
+{
+  unsigned site = here(); /* code of the interpreter may run, which frees tensors */
+  uint64_t now = clock_ticks();
+  chunk_t *chunk = chunk_here(now, (uintptr_t)ptr);
+  if (chunk)
+    add(chunk, now, kind, (uintptr_t)ptr,
+        box_second(size, lane_here(chunk, stream.device, stream.handle), site));
+}
+
 static void allocated(const void *ptr, size_t size, esper_stream stream)
 {
-  add(BOX_ALLOC, (uintptr_t)ptr,
-      box_second(size, lane_of(stream.device, stream.handle, no_pool), here()));
+  add_at_site(BOX_ALLOC, ptr, size, stream);
 }
 
 static void freed(const void *ptr)
 {
-  add(BOX_FREE, (uintptr_t)ptr, 0);
+  uint64_t now = clock_ticks();
+  chunk_t *chunk = chunk_here(now, (uintptr_t)ptr);
+  if (chunk)
+    add(chunk, now, BOX_FREE, (uintptr_t)ptr, 0);
 }
 
 static void used(const void *ptr, esper_stream stream)
 {
-  add(BOX_USE, (uintptr_t)ptr,
-      box_second(0, lane_of(stream.device, stream.handle, no_pool), here()));
+  add_at_site(BOX_USE, ptr, 0, stream);
 }
 
 static unsigned kind_of(esper_action action)
@@ -100,7 +126,10 @@ static void told(const esper_trace_entry *entry)
     address <<= ADDRESS_SHIFT;
   if (box_words(kind) == 2)
     second = box_second(entry->size, lane_of(entry->device, entry->stream, entry->pool), 0);
-  add(kind, address, second);
+  uint64_t now = clock_ticks();
+  chunk_t *chunk = chunk_here(now, address);
+  if (chunk)
+    add(chunk, now, kind, address, second);
 }
 
 /* ---- beginning and end --------------------------------------------------------- */
