@@ -72,7 +72,7 @@ def goal_of(row: dict[str, Any]) -> str:
         "no_more": "",  # it stands above the table of step times
         "no_worse": ": no worse",
         "ours": f": at most {goal:.3g} {unit}",
-    }.get(row.get("judged", "ratio"), f": at most {goal:.3g}")
+    }.get(row.get("judged", "ratio"), f": at most {goal:.4g}")
 
 
 def verdict(row: dict[str, Any]) -> str:

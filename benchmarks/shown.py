@@ -42,6 +42,7 @@ class Table(NamedTuple):
 
 RECORD_STREAM = "native, record_stream"
 REUSE = "native, graph_capture_record_stream_reuse"
+NO_BOX = "esper_alloc, no black box"
 NATIVE = Column("`native`", ("native",))
 EXPANDABLE = Column("`expandable`", ("native, expandable",))
 ALLOCATED, FASTEST = ("least peak allocated of any peer",), ("fastest peer",)
@@ -158,6 +159,12 @@ overlap what is reserved), and the time of a step or batch.""", (
             "torch.cuda._sanitizer", ("correct programs reported, of 36",)),
         Row("auditor", "GPT-2 step, audited", "a step of GPT-2, audited", "no audit"),
         Row("fence", "step, fence", "with a fence; reserved", "no audit", ("peak reserved, fence",)))),
+    Table("streams", "The black box", "Beside esper_alloc without it, unless the row says otherwise.", (
+        Row("black_box", "raw_alloc + raw_delete, 512 B", "malloc and free in C++", NO_BOX),
+        Row("black_box", "torch.empty and drop, 4 KiB", "`torch.empty` and drop", NO_BOX),
+        Row("black_box", "gpt2: step time", "a step of GPT-2; of PPO", NO_BOX, ("ppo: step time",)),
+        Row("black_box", "a million events, written", "a million events, written; bytes of each",
+            "native", ("a million events, bytes of each",)))),
     Table("helpers", "Sleep and wake",
         "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better.", (
         Row("sleep", "sleep", "sleep; wake", "plain pinned copy", ("wake",)),

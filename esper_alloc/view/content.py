@@ -127,9 +127,9 @@ class Content:
         lanes = self.owners.lane_is_of(device)
 
         def mine(spans: Spans, owner: Ints) -> tuple[Spans, Ints]:
-            if lanes.all():
+            rows = lanes[spans.lane]
+            if rows.all():  # what is long is not copied
                 return spans, number[owner]
-            rows = np.flatnonzero(lanes[spans.lane])
             return spans.take(rows), number[owner[rows]]
 
         blocks, block_owner = mine(self.blocks, self.owners.block)

@@ -20,7 +20,7 @@ def _asset(name: str) -> str:
 def make_page(recording: BlackBox) -> str:
     """The whole file. Nothing in it is loaded from elsewhere, which its policy forbids."""
     content = Content(recording)
-    numbers = zlib.compress(b"".join(content.columns.parts), 6)
+    numbers = zlib.compress(b"".join(content.columns.parts), 1)
     # No text of the recording can end the element.
     facts = json.dumps(content.facts, ensure_ascii=True).replace("<", "\\u003c")
     parts = {
