@@ -1,13 +1,12 @@
 /* A reader beside the program hears of each event once, and knows what is live. */
+#define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "black_box/chunks.h"
 #include "black_box/follow.h"
-#include "black_box/lock.h"
 #include "black_box/read.h"
 #include "black_box/recorder.h"
 #include "black_box/sites.h"
@@ -320,43 +319,45 @@ TEST(a_reader_that_is_gone_ends_no_process)
   finish();
 }
 
-static int full[2];
+static int narrow[2];
+static reader_t slow;
 
 static void *ask_slowly(void *error)
 {
-  *(int *)error = box_follow(full[0], 0, 1);
+  *(int *)error = box_follow(narrow[0], slow.since, slow.sites);
+  close(narrow[0]);
   return NULL;
 }
 
-/* The socket takes nothing for a while: threads record meanwhile. */
+static void fill_chunks(int count)
+{
+  for (int i = 0; i < count * CHUNK_WORDS / 3; i++)
+    world_free(&w, world_malloc(&w, 512, r));
+}
+
+/* Threads record while it does not read, and it is told that parts are missing. */
 TEST(a_slow_reader_holds_no_lock)
 {
-  int error = 0;
-  char waste[4096];
+  int error = 0, small = 4096;
   pthread_t thread;
-  reader_t reader = {.sites = 1};
-  begin_with(MIB);
-  for (int i = 0; i < 3 * CHUNK_WORDS; i++)
-    world_free(&w, world_malloc(&w, 512, r));
-  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, full), 0);
-  fcntl(full[0], F_SETFL, O_NONBLOCK);
-  memset(waste, 0, sizeof waste);
-  while (write(full[0], waste, sizeof waste) > 0)
-    ;
+  box_header_t header;
+  begin_with(4 * 64 * KIB);
+  slow = (reader_t){.sites = 1};
+  ask(&slow);
+  fill_chunks(2);
+  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, narrow), 0);
+  CHECK_EQ(setsockopt(narrow[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof small), 0);
   CHECK_EQ(pthread_create(&thread, NULL, ask_slowly, &error), 0);
-  usleep(100000); /* it waits for the socket, or will */
-  for (int i = 0; i < 3 * CHUNK_WORDS; i++)
-    world_free(&w, world_malloc(&w, 512, r));
-  CHECK(box_try_lock());
-  box_unlock();
-  reader.socket = full[1];
-  pthread_t drain;
-  CHECK_EQ(pthread_create(&drain, NULL, receive, &reader), 0);
+  CHECK_EQ(recv(narrow[1], &header, sizeof header, MSG_WAITALL), sizeof header);
+  CHECK(strcmp(header.why, "since") == 0);
+  fill_chunks(8);
+  slow.socket = narrow[1];
+  receive(&slow);
   pthread_join(thread, NULL);
   CHECK_EQ(error, 0);
-  close(full[0]);
-  pthread_join(drain, NULL);
-  close(full[1]);
-  free(reader.data);
+  CHECK(memmem(slow.data, slow.bytes, "LATE", 4));
+  close(narrow[1]);
+  free(slow.data);
+  free(slow.live);
   finish();
 }
