@@ -320,6 +320,16 @@ def test_hostile_clients_do_no_harm(
     assert program.end() == ""
 
 
+def test_a_client_that_says_nothing_is_given_up(
+    start: Start, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = start("kept = small()\nimport esper_alloc.live.monitor as m; m.PATIENCE = 0.1")
+    monkeypatch.chdir(place)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(f"{program.pid}.sock")
+        assert lines_of(program) == {"small": (4000, 1)}
+
+
 def test_several_programs_are_listed(start: Start, place: Path) -> None:
     nothing = top("--once")
     assert nothing.returncode == 1
