@@ -16,6 +16,9 @@ from ..view.places import NO_STACK, category_of, line_of
 from .figures import FIGURES
 from .sockets import connect, folders, opened, sockets
 
+#: How long an event may come after its time (csrc/black_box/follow.h).
+AGAIN_NS = 10**9
+
 _HEADER, _SECTION = struct.Struct("<8s2I7Q64s"), struct.Struct("<4sIQ")
 _LIVE, _LANE = struct.Struct("<QQQII"), struct.Struct("<i4xQQQq")
 _ALLOC = 1  # csrc/black_box/format.h
@@ -171,9 +174,8 @@ class Attached:
         alive = [at for at, one in enumerate(partners) if one < 0 and kinds[at] == _ALLOC]
         columns = [_column(found, key, code) for key, code in _COLUMNS]
         self._live = list(zip(*([column[at] for at in alive] for column in columns)))
-        # Some events come late, so the last second is asked for again.
-        second = (end - begin) * 10**9 // max(1, end_ns - begin_ns)
-        self._since = max(0, end - second)
+        # Some events come late, so the last ones are asked for again.
+        self._since = max(0, end - (end - begin) * AGAIN_NS // max(1, end_ns - begin_ns))
         return False
 
     def _add_sites(self, body: bytes, count: int) -> None:
@@ -215,12 +217,11 @@ class Attached:
             by_place[lane, site] += size
             blocks[lane, site] += 1
         for (lane, site), size in by_place.items():
-            device = devices.get(self._lanes[lane])
-            if device is not None:
-                category, line = self._sites[site]
-                device.categories[category] += size
-                device.lines[line] += size
-                device.blocks[line] += blocks[lane, site]
+            category, line = self._sites[site]
+            device = devices.setdefault(self._lanes[lane], Device({}))
+            device.categories[category] += size
+            device.lines[line] += size
+            device.blocks[line] += blocks[lane, site]
 
 
 _COLUMNS = (("address", "Q"), ("size", "Q"), ("lane", "H"), ("site", "I"))

@@ -17,6 +17,7 @@ import pytest
 from on_sim import build
 from processes import python
 
+from esper_alloc.live import attached as attaching
 from esper_alloc.live.attached import Attached
 
 HEAD = """
@@ -149,8 +150,9 @@ def test_planted_lines_have_their_bytes(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("box", ["64MiB", "64KiB"])
-def test_what_changes_is_followed(start: Start, place: Path, box: str) -> None:
+def test_what_changes_is_followed(start: Start, monkeypatch: pytest.MonkeyPatch, box: str) -> None:
     """Memory that was live before the first look is freed, and a small box is overwritten."""
+    monkeypatch.setattr(attaching, "AGAIN_NS", 0)  # else a young program tells all each time
     program = start("old = [small() for _ in range(100)]", ESPER_ALLOC_BLACK_BOX=box)
     attached = Attached(program.pid)
     attached.read()
@@ -170,7 +172,11 @@ def test_what_changes_is_followed(start: Start, place: Path, box: str) -> None:
     assert not attached.read().devices[0].lines
 
 
-def test_threads_come_and_go_between_looks(start: Start) -> None:
+@pytest.mark.parametrize("again", [0, 10**9])
+def test_threads_come_and_go_between_looks(
+    start: Start, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    monkeypatch.setattr(attaching, "AGAIN_NS", again)
     program = start("""
 import threading
 
@@ -304,6 +310,7 @@ def test_hostile_clients_do_no_harm(
                 b"9999999999999999999 9999999\n", b"0 1\n0 1\n", b"0 0\n" + b"y" * 100000]  # fmt: skip
     for request in requests:
         with socket.socket(socket.AF_UNIX) as one:
+            one.settimeout(300)
             one.connect(f"{program.pid}.sock")
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 one.sendall(request)
