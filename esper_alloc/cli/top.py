@@ -11,7 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..live.attached import AnswerError, Attached, Device, EndedError, Reading, watchable
+from ..live.attached import (
+    AnswerError,
+    Attached,
+    Device,
+    EndedError,
+    Reading,
+    SilentError,
+    watchable,
+)
 from ..live.sockets import folders
 
 INTERVAL = 1.0
@@ -83,7 +91,10 @@ def _watch(attached: Attached, reading: Reading, lines: int) -> int:
         while True:
             show(tables(reading, before, lines))
             time.sleep(INTERVAL)
-            before, reading = reading, attached.read()
+            try:
+                before, reading = reading, attached.read()
+            except SilentError as error:  # another thread has the interpreter's lock, say
+                show([Table(f"{error}; it is asked again")])
     except EndedError:
         close()
         print(f"process {attached.pid} has ended")

@@ -34,6 +34,10 @@ class AnswerError(Exception):
     """The process does not answer, or what it answers makes no sense; the message is a sentence."""
 
 
+class SilentError(AnswerError):
+    """The process does not answer in time; it may later."""
+
+
 @dataclass
 class Device:
     """Figures by name (figures.py), and live bytes by category and by line, with the number of
@@ -103,13 +107,13 @@ class Attached:
             for _ in range(3):
                 try:
                     answer, late = self._ask(lines)
-                except (EOFError, ConnectionResetError):  # has it ended?
+                except (EOFError, ConnectionError):  # has it ended?
                     self._forget()
                     continue
                 if not late:
                     return self._reading(answer, lines)
         except TimeoutError:
-            raise AnswerError(f"process {self.pid} does not answer") from None
+            raise SilentError(f"process {self.pid} does not answer") from None
         except OSError as error:
             raise AnswerError(f"process {self.pid}: {error}") from None
         except _NONSENSE as error:

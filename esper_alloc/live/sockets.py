@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 
 #: Seconds that either side waits for the other.
-PATIENCE = 5.0
+PATIENCE = 10.0
 
 
 def folders() -> list[str]:

@@ -349,8 +349,9 @@ def test_several_programs_are_listed(start: Start, place: Path) -> None:
     assert "MiB" in listed[programs[0].pid] and listed[programs[0].pid].endswith("\\x1b[2Jtrain.py")
 
 
-@pytest.mark.parametrize("how", ["the program ends", "Ctrl-C"])
+@pytest.mark.parametrize("how", ["the program ends", "Ctrl-C", "silence"])
 def test_watching_ends_with_the_program_or_at_ctrl_c(start: Start, how: str) -> None:
+    """But not while the program only does not answer."""
     program = start("kept = large()")
     watcher = subprocess.Popen(
         [sys.executable, "-u", "-m", "esper_alloc", "top", str(program.pid)],
@@ -361,6 +362,12 @@ def test_watching_ends_with_the_program_or_at_ctrl_c(start: Start, how: str) -> 
     while sum(line.startswith("device 0") or "device 0 " in line for line in seen) < 2:
         seen.append(watcher.stdout.readline())
         assert seen[-1], watcher.communicate()
+    if how == "silence":
+        program.process.send_signal(signal.SIGSTOP)
+        while "does not answer; it is asked again" not in seen[-1]:
+            seen.append(watcher.stdout.readline())
+            assert seen[-1], watcher.communicate()
+        program.process.send_signal(signal.SIGCONT)
     if how == "Ctrl-C":
         watcher.send_signal(signal.SIGINT)
     else:
