@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .helpers.normalize.rewards import RewardNormalizer
     from .helpers.normalize.values import ValueNormalizer
     from .helpers.validation import fused_validation_batch
+    from .live.metrics import metrics, prometheus_text
     from .recorder.writing import black_box
     from .torch_allocator.sleep import SleepResult, asleep, sleep, tag, tag_stats, trim_sleep, wake
     from .torch_allocator.stats import memory_stats, report
@@ -84,7 +85,9 @@ __all__ = [
     "is_enabled",
     "library_path",
     "memory_stats",
+    "metrics",
     "pluggable_allocator",
+    "prometheus_text",
     "record_use",
     "report",
     "sleep",
@@ -114,6 +117,8 @@ _LATER = {
     "fused_validation_batch": "helpers.validation",
     "install_tensor_method": "uses.tensor_method",
     "memory_stats": "torch_allocator.stats",
+    "metrics": "live.metrics",
+    "prometheus_text": "live.metrics",
     "record_use": "uses.use",
     "report": "torch_allocator.stats",
     "sleep": "torch_allocator.sleep",

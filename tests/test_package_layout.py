@@ -23,12 +23,13 @@ LONGEST = 600  # lines of a file
 MAY_IMPORT: dict[str, set[str]] = {
     "installation": set(),
     "recorder": set(),
-    "torch_allocator": {"installation", "recorder"},
+    "view": {"recorder"},
+    "live": {"installation", "view"},
+    "torch_allocator": {"installation", "recorder", "live"},
     "uses": {"installation", "torch_allocator"},
     "auditor": {"installation", "torch_allocator"},
     "helpers": {"installation", "uses"},
     "replay": {"recorder"},
-    "view": {"recorder"},
     "cli": {
         "installation",
         "recorder",
@@ -38,12 +39,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "helpers",
         "replay",
         "view",
+        "live",
         "esper_alloc",
     },
 }
 #: The modules beside the folders: the public names, and ``python -m esper_alloc``.
 TOP = {
-    "__init__": {"installation", "recorder", "torch_allocator", "uses", "auditor", "helpers"},
+    "__init__": {
+        *("installation", "recorder", "live", "torch_allocator", "uses", "auditor", "helpers"),
+    },
     "__main__": {"cli"},
     "mypy_plugin": set(),
 }

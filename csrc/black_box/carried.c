@@ -16,7 +16,7 @@ enum { MOST_KEPT = 1 << 19 };
 
 static place_t *places;
 static size_t capacity, used; /* a power of two, or 0 */
-static uint64_t until;
+static uint64_t until, moved;
 
 static size_t begin_of(uint64_t key)
 {
@@ -68,6 +68,7 @@ static bool make_room(uint64_t since)
     if (old[i].address && (old[i].second || old[i].ticks >= since))
       *find(old[i].address) = old[i];
   free(old);
+  moved++;
   return true;
 }
 
@@ -122,6 +123,11 @@ size_t carried_places(void)
 uint64_t carried_until(void)
 {
   return until;
+}
+
+uint64_t carried_moved(void)
+{
+  return moved;
 }
 
 size_t carried_bytes(void)

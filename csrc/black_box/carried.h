@@ -16,6 +16,9 @@ size_t carried_bytes(void);
 /* The time of the latest event that was taken over. */
 uint64_t carried_until(void);
 
+/* How often the places changed their numbers. */
+uint64_t carried_moved(void);
+
 bool carried_is_valid(void);
 void carried_forget(void);
 

@@ -24,6 +24,7 @@ static void close_chunk(chunk_t *chunk)
   if (chunk->next)
     chunk->next->prev = chunk->prev;
   chunk->next = chunk->prev = NULL;
+  chunk->until = clock_ticks();
   *(newest ? &newest->next : &oldest) = chunk;
   newest = chunk;
 }
@@ -88,6 +89,7 @@ static chunk_t *open_chunk(uint64_t now)
   if (chunk) {
     own_number = own_number ? own_number : ++threads;
     chunk->ticks = chunk->from = now;
+    chunk->until = UINT64_MAX;
     chunk->thread = own_number;
     chunk->device = -1; /* its lane is not known */
     atomic_store_explicit(&chunk->words, 0, memory_order_relaxed);

@@ -18,6 +18,7 @@ typedef struct chunk {
   struct chunk *prev; /* of the chunks that threads write to */
   uint64_t ticks;     /* at its beginning */
   uint64_t from;      /* what the next event counts its ticks from; the owner's alone */
+  uint64_t until;     /* when its thread left it; UINT64_MAX: it has not */
   const void *stream; /* of the last malloc or mark, its device and lane; the owner's alone */
   int device;
   unsigned lane;

@@ -1,4 +1,4 @@
-/* format.h: the file of a black box. docs/black-box.md describes it.
+/* format.h: the file of a black box, and what follow.h writes.
  *
  * A file is a header and sections, which begin at multiples of 8 bytes. Numbers are little-endian.
  * Events are words of 64 bits in chunks; a chunk is of one thread. The first word of an event is

@@ -10,6 +10,7 @@
 #include "chunks.h"
 #include "lanes.h"
 #include "lock.h"
+#include "out.h"
 #include "sites.h"
 
 static const uint64_t no_pool[2];
@@ -223,44 +224,13 @@ void box_reset(void)
 
 /* ---- writing: only what a signal's handler may call, unless the core is asked ----- */
 
-typedef struct out {
-  int file, error;
-} out_t;
-
-static void put(out_t *out, const void *data, size_t bytes)
-{
-  while (bytes && !out->error) {
-    ssize_t done = write(out->file, data, bytes);
-    if (done < 0 && errno != EINTR)
-      out->error = errno;
-    if (done > 0) {
-      data = (const char *)data + done;
-      bytes -= (size_t)done;
-    }
-  }
-}
-
-static void put_section(out_t *out, const char *name, uint64_t count, uint64_t bytes)
-{
-  box_section_t section = {.count = (uint32_t)count, .bytes = bytes};
-  memcpy(section.name, name, sizeof section.name);
-  put(out, &section, sizeof section);
-}
-
-/* Sections begin at multiples of 8 bytes. */
-static void put_padding(out_t *out, uint64_t bytes)
-{
-  static const char zeros[8];
-  put(out, zeros, -bytes & 7);
-}
-
 static void put_lanes(out_t *out)
 {
   unsigned count = lanes_count();
-  put_section(out, "LANE", count, count * sizeof(box_lane_item_t));
+  out_section(out, "LANE", count, count * sizeof(box_lane_item_t));
   for (unsigned lane = 0; lane < count; lane++) {
     box_lane_item_t item = lane_item(lane);
-    put(out, &item, sizeof item);
+    out_put(out, &item, sizeof item);
   }
 }
 
@@ -273,13 +243,13 @@ static void put_sites(out_t *out)
     site_name(site, &length);
     bytes += sizeof length + length;
   }
-  put_section(out, "SITE", count - 1, bytes);
+  out_section(out, "SITE", count - 1, bytes);
   for (unsigned site = 1; site < count; site++) {
     const char *name = site_name(site, &length);
-    put(out, &length, sizeof length);
-    put(out, name, length);
+    out_put(out, &length, sizeof length);
+    out_put(out, name, length);
   }
-  put_padding(out, bytes);
+  out_padding(out, bytes);
 }
 
 static void put_live(out_t *out)
@@ -288,10 +258,10 @@ static void put_live(out_t *out)
   uint64_t count = 0, since = chunks_oldest_ticks();
   for (size_t i = 0; i < carried_places(); i++)
     count += carried_at(i, since, &live);
-  put_section(out, "LIVE", count, count * sizeof live);
+  out_section(out, "LIVE", count, count * sizeof live);
   for (size_t i = 0; i < carried_places(); i++)
     if (carried_at(i, since, &live))
-      put(out, &live, sizeof live);
+      out_put(out, &live, sizeof live);
 }
 
 /* Each chunk is a section of its own, whose length is read once: threads go on adding to theirs.
@@ -301,9 +271,9 @@ static void put_chunks(out_t *out, const chunk_t *chunk)
   for (; chunk; chunk = chunk->next) {
     box_chunk_head_t head = {chunk->ticks, chunk->thread,
                              atomic_load_explicit(&chunk->words, memory_order_acquire)};
-    put_section(out, "EVNT", 1, sizeof head + head.words * sizeof *chunk->word);
-    put(out, &head, sizeof head);
-    put(out, chunk->word, head.words * sizeof *chunk->word);
+    out_section(out, "EVNT", 1, sizeof head + head.words * sizeof *chunk->word);
+    out_put(out, &head, sizeof head);
+    out_put(out, chunk->word, head.words * sizeof *chunk->word);
   }
 }
 
@@ -313,7 +283,7 @@ static void put_snapshot(out_t *out, esper_core *core)
   if (esper_snapshot_take(core, -1, &snapshot) != ESPER_OK)
     return;
   size_t blocks = 0;
-  put_section(out, "SEGM", snapshot.segment_count,
+  out_section(out, "SEGM", snapshot.segment_count,
               snapshot.segment_count * sizeof(box_segment_item_t));
   for (size_t i = 0; i < snapshot.segment_count; i++) {
     const esper_segment_entry *s = &snapshot.segments[i];
@@ -323,11 +293,11 @@ static void put_snapshot(out_t *out, esper_core *core)
                                (s->mapped ? 1u : 0) | (s->large ? 2u : 0),
                                (uintptr_t)s->stream,
                                {s->pool[0], s->pool[1]}};
-    put(out, &item, sizeof item);
+    out_put(out, &item, sizeof item);
   }
   for (size_t i = 0; i < snapshot.block_count; i++)
     blocks += snapshot.blocks[i].state != ESPER_BLOCK_INACTIVE;
-  put_section(out, "BLCK", blocks, blocks * sizeof(box_block_item_t));
+  out_section(out, "BLCK", blocks, blocks * sizeof(box_block_item_t));
   for (size_t i = 0; i < snapshot.block_count; i++) {
     const esper_block_entry *b = &snapshot.blocks[i];
     box_block_item_t item = {b->address,
@@ -337,18 +307,13 @@ static void put_snapshot(out_t *out, esper_core *core)
                              b->state == ESPER_BLOCK_PENDING_FREE,
                              0};
     if (b->state != ESPER_BLOCK_INACTIVE)
-      put(out, &item, sizeof item);
+      out_put(out, &item, sizeof item);
   }
   esper_snapshot_free(&snapshot);
 }
 
-int box_write(int file, const char *why, const char *info, bool urgent)
+box_header_t box_header(const char *why)
 {
-  out_t out = {file, 0};
-  if (!urgent)
-    box_lock();
-  else if (!box_try_lock())
-    return EAGAIN;
   box_header_t header = {.magic = BOX_MAGIC,
                          .version = BOX_VERSION,
                          .size = sizeof header,
@@ -362,11 +327,22 @@ int box_write(int file, const char *why, const char *info, bool urgent)
                          .pid = (uint64_t)getpid()};
   for (size_t i = 0; why[i] && i + 1 < sizeof header.why; i++)
     header.why[i] = why[i];
-  put(&out, &header, sizeof header);
+  return header;
+}
+
+int box_write(int file, const char *why, const char *info, bool urgent)
+{
+  out_t out = {file, 0, false};
+  if (!urgent)
+    box_lock();
+  else if (!box_try_lock())
+    return EAGAIN;
+  box_header_t header = box_header(why);
+  out_put(&out, &header, sizeof header);
   if (info) {
-    put_section(&out, "INFO", 1, strlen(info));
-    put(&out, info, strlen(info));
-    put_padding(&out, strlen(info));
+    out_section(&out, "INFO", 1, strlen(info));
+    out_put(&out, info, strlen(info));
+    out_padding(&out, strlen(info));
   }
   put_lanes(&out);
   put_sites(&out);
@@ -377,6 +353,6 @@ int box_write(int file, const char *why, const char *info, bool urgent)
   esper_core *core = atomic_load(&recorded);
   if (core && !urgent)
     put_snapshot(&out, core);
-  put_section(&out, "END ", 0, 0);
+  out_section(&out, "END ", 0, 0);
   return out.error;
 }

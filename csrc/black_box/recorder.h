@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "../esper_alloc.h"
+#include "format.h"
 
 /* The number of the place in the program that the calling thread is at; 0: unknown. */
 typedef unsigned box_site_fn(void);
@@ -41,6 +42,9 @@ box_stats_t box_stats(void);
  * nothing is waited for. `info`: a JSON object, or NULL. Returns 0, or an errno (EAGAIN: it is
  * urgent, and a thread holds the lock). */
 int box_write(int file, const char *why, const char *info, bool urgent);
+
+/* The header of what is written now. With the lock held. */
+box_header_t box_header(const char *why);
 
 /* Whether all structures hold. For tests. */
 bool box_is_valid(void);

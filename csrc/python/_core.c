@@ -292,6 +292,26 @@ static PyObject *counter_names(void)
   return tuple;
 }
 
+PyDoc_STRVAR(
+    memory_info_doc,
+    "memory_info(device, /)\n--\n\n"
+    "(free, total) bytes of a device that this process uses, as the driver has them; in a\n"
+    "capture as well. RuntimeError: there is no CUDA.");
+
+static PyObject *memory_info(PyObject *self, PyObject *argument)
+{
+  (void)self;
+  int device = (int)PyLong_AsLong(argument);
+  esper_core *core = PyErr_Occurred() ? NULL : core_or_raise();
+  if (!core)
+    return NULL;
+  size_t free_bytes, total;
+  esper_status status;
+  Py_BEGIN_ALLOW_THREADS status = esper_memory_info(core, device, &free_bytes, &total);
+  Py_END_ALLOW_THREADS if (status != ESPER_OK) return raise_status(status);
+  return Py_BuildValue("nn", (Py_ssize_t)free_bytes, (Py_ssize_t)total);
+}
+
 PyDoc_STRVAR(driver_calls_doc,
              "driver_calls()\n--\n\n"
              "How often this process's allocator has called each function of the CUDA driver\n"
@@ -316,6 +336,7 @@ static PyMethodDef methods[] = {
     {"build_info", build_info, METH_NOARGS, build_info_doc},
     {"addresses", addresses, METH_NOARGS, addresses_doc},
     {"counters", counters, METH_O, counters_doc},
+    {"memory_info", memory_info, METH_O, memory_info_doc},
     {"pending", esper_py_pending, METH_O, esper_py_pending_doc},
     {"driver_calls", driver_calls, METH_NOARGS, driver_calls_doc},
     {"replay", (PyCFunction)(void (*)(void))esper_py_replay, METH_VARARGS | METH_KEYWORDS,

@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "../black_box/dump.h"
+#include "../black_box/follow.h"
 #include "../black_box/read.h"
 #include "../black_box/recorder.h"
 
@@ -80,6 +81,24 @@ static PyObject *black_box_stats(PyObject *self, PyObject *ignored)
                        (unsigned long long)stats.chunks_used_again);
 }
 
+PyDoc_STRVAR(follow_doc,
+             "black_box_follow(socket, since, first_site, /)\n--\n\n"
+             "Writes what happened after `since`, in ticks, and the places from a number on to a\n"
+             "socket, in the form of a file: csrc/black_box/follow.h. Without the interpreter's\n"
+             "lock. OSError: it cannot be written.");
+
+static PyObject *black_box_follow(PyObject *self, PyObject *arguments)
+{
+  (void)self;
+  int socket, error;
+  unsigned long long since;
+  unsigned first_site;
+  if (!PyArg_ParseTuple(arguments, "iKI:black_box_follow", &socket, &since, &first_site))
+    return NULL;
+  Py_BEGIN_ALLOW_THREADS error = box_follow(socket, since, first_site);
+  Py_END_ALLOW_THREADS return none_or_os_error(error, NULL);
+}
+
 /* ---- reading ------------------------------------------------------------------ */
 
 #define BYTES(pointer, count) \
@@ -133,6 +152,7 @@ PyMethodDef esper_py_black_box_methods[] = {
     {"black_box_at_oom", black_box_at_oom, METH_O, at_oom_doc},
     {"black_box_at_signals", black_box_at_signals, METH_O, at_signals_doc},
     {"black_box_stats", black_box_stats, METH_NOARGS, stats_doc},
+    {"black_box_follow", black_box_follow, METH_VARARGS, follow_doc},
     {"black_box_read", black_box_read, METH_O, read_doc},
     {0},
 };

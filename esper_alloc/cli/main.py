@@ -19,6 +19,7 @@ COMMANDS = {
     "audit": "run a Python script or module, and find unordered uses of GPU memory",
     "replay": "run recorded memory histories through the allocator",
     "view": "show what a recording of the black box tells, in a browser",
+    "top": "watch the memory of a running program",
     "bench": "measure this allocator beside PyTorch's own on this machine",
     "doctor": "say what esper_alloc found on this machine and what is wrong",
     "docs": "print a page of the documents",

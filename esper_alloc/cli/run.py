@@ -20,7 +20,16 @@ from pathlib import Path
 
 from ..installation.pytorch import difference, hidden_cuda, too_old
 from ..recorder import RECORD, RECORD_PID
-from ..torch_allocator.choices import ALL, ALLOWANCE, BLACK_BOX, SEGMENTS, USES, Choice, Size
+from ..torch_allocator.choices import (
+    ALL,
+    ALLOWANCE,
+    BLACK_BOX,
+    MONITOR,
+    SEGMENTS,
+    USES,
+    Choice,
+    Size,
+)
 from ..torch_allocator.enabling import SWITCHED_OFF, is_switched_off
 from .diagnosis.facts import Facts, gather_shim
 from .program import add_program, program_of
@@ -52,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         usage="%(prog)s [--allowance SIZE|off] [--segments KIND] [--uses HOW] "
-        "[--black-box SIZE|off] [--record FILE] (SCRIPT | -m MODULE) [ARGS...]",
+        "[--black-box SIZE|off] [--monitor] [--record FILE] (SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
         "--allowance",
@@ -82,6 +91,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=size_of(BLACK_BOX),
         help="the host memory in which the latest events are recorded (default: "
         f"{BLACK_BOX.default}), or off; the same as ESPER_ALLOC_BLACK_BOX",
+    )
+    parser.add_argument(
+        "--monitor",
+        action="store_const",
+        const="1",
+        help="let the command `top` watch the program; the same as ESPER_ALLOC_MONITOR=1",
     )
     parser.add_argument(
         "--record",
@@ -222,7 +237,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
         return 2
     chosen = {ALLOWANCE: args.allowance, SEGMENTS: args.segments, USES: args.uses}
-    environment = child_environment(os.environ, {**chosen, BLACK_BOX: args.black_box})
+    chosen |= {BLACK_BOX: args.black_box, MONITOR: args.monitor}
+    environment = child_environment(os.environ, chosen)
     if args.record is not None:
         environment[RECORD] = os.path.abspath(args.record)
         environment[RECORD_PID] = str(os.getpid())  # this process becomes the program

@@ -1,6 +1,6 @@
 """The files of a black box, read and checked (csrc/black_box/read.c).
 
-``python -m esper_alloc docs black-box`` describes the format.
+csrc/black_box/format.h describes the format.
 """
 
 from __future__ import annotations

@@ -96,6 +96,23 @@ class Size(Choice):
         return super().given(argument)
 
 
+@dataclass(frozen=True)
+class Switch(Choice):
+    """On or off."""
+
+    @property
+    def choices(self) -> str:
+        return f"True or False, or 1 or 0 in {self.variable}"
+
+    def accepts(self, value: str) -> bool:
+        return value in ("0", "1")
+
+    def given(self, argument: Any) -> str:
+        if not isinstance(argument, bool):
+            raise self._refusal(f"{self.argument}={argument!r}")
+        return str(int(argument))
+
+
 ALLOWANCE = Size("allowance", "ESPER_ALLOC_ALLOWANCE", "128MiB", "is not a size: use")
 SEGMENTS = Name(
     "segments",
@@ -106,7 +123,8 @@ SEGMENTS = Name(
 )
 BLACK_BOX = Size("black_box", "ESPER_ALLOC_BLACK_BOX", "64MiB", "is not a size: use")
 USES = Name("uses", "ESPER_ALLOC_USES", "marked", "is not a kind of uses: use", ("automatic",))
-ALL: tuple[Choice, ...] = (ALLOWANCE, BLACK_BOX, SEGMENTS, USES)
+MONITOR = Switch("monitor", "ESPER_ALLOC_MONITOR", "0", "is neither on nor off: use")
+ALL: tuple[Choice, ...] = (ALLOWANCE, BLACK_BOX, MONITOR, SEGMENTS, USES)
 
 
 def segments_asked_for(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:

@@ -23,7 +23,16 @@ from ..installation.pytorch import (
     untyped,
 )
 from . import automatic_uses
-from .choices import ALL, ALLOWANCE, BLACK_BOX, SEGMENTS, USES, Choice, segments_asked_for
+from .choices import (
+    ALL,
+    ALLOWANCE,
+    BLACK_BOX,
+    MONITOR,
+    SEGMENTS,
+    USES,
+    Choice,
+    segments_asked_for,
+)
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
@@ -197,6 +206,7 @@ def enable(
     allowance: int | str | EllipsisType | None = ...,
     segments: Literal["auto", "mapped", "classic"] | None = None,
     black_box: int | str | EllipsisType | None = ...,
+    monitor: bool | None = None,
     required: bool = False,
 ) -> None:
     """Makes esper_alloc PyTorch's CUDA allocator, for the rest of the process.
@@ -221,6 +231,8 @@ def enable(
             where the driver supports it, else classic.
         black_box: the host memory in which the latest events are recorded, as a size like
             `allowance`. None or ``"off"``: nothing is.
+        monitor: let ``python -m esper_alloc top``, run by the same user, watch this process. A
+            later call may turn it on, and does so in a forked child.
         required: raise in place of the warning where there is no CUDA. ``ESPER_ALLOC=0`` still
             turns everything off.
 
@@ -228,8 +240,9 @@ def enable(
     it, and a warning says so.
 
     An argument that is left out is taken from the environment (``ESPER_ALLOC_USES``,
-    ``ESPER_ALLOC_ALLOWANCE``, ``ESPER_ALLOC_SEGMENTS``, ``ESPER_ALLOC_BLACK_BOX``). The defaults
-    are ``"marked"``, ``"128MiB"``, ``"auto"`` and ``"64MiB"``. Arguments that are given become
+    ``ESPER_ALLOC_ALLOWANCE``, ``ESPER_ALLOC_SEGMENTS``, ``ESPER_ALLOC_BLACK_BOX``,
+    ``ESPER_ALLOC_MONITOR``). The defaults are ``"marked"``, ``"128MiB"``, ``"auto"``, ``"64MiB"``
+    and False. Arguments that are given become
     part of the environment, so that child processes have them too. So does
     ``NCCL_P2P_DIRECT_DISABLE=1``, if segments may be mapped and the variable is not set.
 
@@ -262,6 +275,7 @@ def enable(
     if segments is not None:
         chosen[SEGMENTS] = SEGMENTS.given(segments)
     given_uses = None if uses is None else USES.given(uses)
+    given_monitor = None if monitor is None else MONITOR.given(monitor)
     if not is_enabled() and _stays_off(required):
         return
     _check_options(chosen.get(SEGMENTS))
@@ -275,15 +289,14 @@ def enable(
                     f"{choice.in_environment()!r}: give {choice.argument} to the first "
                     f"call of esper_alloc.enable(), or set {choice.variable}."
                 )
-        if given_uses is None:
-            return
-        if _is_pluggable():
-            if wanted_uses == "automatic":
-                load_shim()  # raises what stands in the way, if it is another torch
-                raise RuntimeError(_NOT_AUTOMATIC)
-            return
+        if given_uses == "automatic" and _is_pluggable():
+            load_shim()  # raises what stands in the way, if it is another torch
+            raise RuntimeError(_NOT_AUTOMATIC)
     else:
         _swap(wanted_uses == "automatic")
+    _set_monitor(given_monitor)
+    if not first and (given_uses is None or _is_pluggable()):
+        return
     if given_uses is not None:
         chosen[USES] = given_uses
     os.environ.update({choice.variable: value for choice, value in chosen.items()})
@@ -301,6 +314,16 @@ def enable(
     compiled.automatic_uses(wanted_uses == "automatic")
     if wanted_uses == "automatic":
         automatic_uses.install(compiled)
+
+
+def _set_monitor(chosen: str | None) -> None:
+    if chosen is not None:
+        os.environ[MONITOR.variable] = chosen
+    elif MONITOR.in_environment() == "0":
+        return
+    from ..live.monitor import close_monitor, open_monitor
+
+    (open_monitor if MONITOR.in_environment() == "1" else close_monitor)()
 
 
 def _stays_off(required: bool) -> bool:

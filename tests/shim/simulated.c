@@ -174,6 +174,14 @@ SHOWN int sim_names(void)
   sim_count_alive(s(), 0, &alive);
   return (int)alive.names;
 }
+SHOWN int core_counters(int device, esper_counters *counters)
+{
+  return table.get_counters(instance(), device, counters);
+}
+SHOWN int core_memory_info(int device, size_t *free, size_t *total)
+{
+  return table.memory_info(instance(), device, free, total);
+}
 SHOWN int core_is_valid(void)
 {
   return table.core_is_valid(instance());

@@ -31,6 +31,20 @@ def swap_core() -> None:
     swap_core.name = name  # type: ignore[attr-defined]  # the capsule keeps the pointer only
     core.capi = api.PyCapsule_New(table, name, None)
 
+    def counters(device: int) -> dict[str, int]:
+        figures = (ctypes.c_uint64 * len(core.COUNTERS))()
+        if library.core_counters(device, figures):
+            raise ValueError(f"there is no device {device}")
+        return dict(zip(core.COUNTERS, figures))
+
+    def memory_info(device: int) -> tuple[int, int]:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        if library.core_memory_info(device, ctypes.byref(free), ctypes.byref(total)):
+            raise RuntimeError("the driver is broken")
+        return free.value, total.value
+
+    core.counters, core.memory_info = counters, memory_info
+
 
 swap_core()
 
