@@ -45,7 +45,7 @@ static unsigned site_of_node(void)
   return site;
 }
 
-static unsigned here(void)
+unsigned box_site_here(void)
 {
   box_site_fn *find = atomic_load_explicit(&site_here, memory_order_relaxed);
   unsigned site = find ? find() : 0;
@@ -55,7 +55,7 @@ static unsigned here(void)
 static void allocated(const void *ptr, size_t size, esper_stream stream)
 {
   add(BOX_ALLOC, (uintptr_t)ptr,
-      box_second(size, lane_of(stream.device, stream.handle, no_pool), here()));
+      box_second(size, lane_of(stream.device, stream.handle, no_pool), box_site_here()));
 }
 
 static void freed(const void *ptr)
@@ -66,7 +66,7 @@ static void freed(const void *ptr)
 static void used(const void *ptr, esper_stream stream)
 {
   add(BOX_USE, (uintptr_t)ptr,
-      box_second(0, lane_of(stream.device, stream.handle, no_pool), here()));
+      box_second(0, lane_of(stream.device, stream.handle, no_pool), box_site_here()));
 }
 
 static unsigned kind_of(esper_action action)
