@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "helpers": {"installation", "uses"},
     "replay": {"recorder"},
     "view": {"recorder"},
+    "explain": {"replay", "view"},
     "cli": {
         "installation",
         "recorder",
@@ -38,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "helpers",
         "replay",
         "view",
+        "explain",
         "esper_alloc",
     },
 }
