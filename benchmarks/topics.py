@@ -844,6 +844,37 @@ BLACK_BOX = Topic(
     ]),
     rounds=7,
 )  # fmt: skip
+PLANTED = (
+    "fragmentation", "leak", "cache", "pending", "activation", "two_processes", "pool", "lengths",
+    "checkpointing", "fraction",
+)  # fmt: skip
+
+
+def explain_rows(rounds: Rounds, options: Options) -> list[Row]:
+    """In the last round."""
+    found = rounds[-1] if rounds else {}
+    missed, failed = (
+        float(sum(one[key] for one in found.values())) for key in ("missed", "failed")
+    )
+    jobs = {"peer": float(len(found)), "peer_name": "jobs", "judged": "ours"}
+    return [
+        Row("jobs of which another cause is named first", "jobs", "", missed, goal=1.0, **jobs),
+        Row("jobs that do not run with the advice", "jobs", "", failed, goal=0.0, **jobs),
+        *(own(job, f"{job}: peak reserved with the advice", "MiB", "peak_mib",
+              peer_key="predicted_mib", peer_name="predicted by explain") for job in PLANTED),
+        *(Row(f"{job}: {name}", unit, key, job, most, most, "ours", peer_name="goal")
+          for job in PLANTED for name, unit, key, most in (
+              ("distance of the peak from the prediction", "%", "off_percent", 1.0),
+              ("time to explain it", "s", "explain_s", 10.0))),
+    ]  # fmt: skip
+
+
+EXPLAIN = Topic(
+    "Ten jobs run out of memory. Does `explain` find the cause, and does its advice help?",
+    Part("planted", "planted.explained", [Case(one, OURS, {"job": one}) for one in PLANTED],
+         explain_rows, FRESH, ours=None, timeout=900.0),
+    rounds=1,
+)  # fmt: skip
 
 TOPICS: dict[str, Topic] = {
     "pipeline": PIPELINE, "prefetch": PREFETCH, "overlap": OVERLAP, "recipes": RECIPES,
@@ -853,5 +884,5 @@ TOPICS: dict[str, Topic] = {
     "record_use_cost": RECORD_USE_COST, "automatic_uses": AUTOMATIC_USES, "auditor": AUDITOR,
     "fence": FENCE, "sleep": SLEEP, "engines": ENGINES, "gather": GATHER,
     "normalize": NORMALIZE, "cifar_envs": CIFAR_ENVS, "cudagraph_outputs": CUDAGRAPH_OUTPUTS,
-    "stacks": STACKS,
+    "stacks": STACKS, "explain": EXPLAIN,
 }  # fmt: skip

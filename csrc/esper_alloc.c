@@ -292,7 +292,14 @@ void esper_alloc_set_record_stream_visible(int visible)
 
 const char *esper_alloc_note_oom(void)
 {
-  return dump_oom();
+  esper_failure f;
+  char about[400];
+  esper_get_failure(&f);
+  snprintf(about, sizeof about,
+           "{\"oom\": {\"site\": %u, \"device\": %d, \"requested\": %zu, \"device_free\": %zu, "
+           "\"device_total\": %zu, \"limit\": %zu}}",
+           box_site_here(), f.device, f.requested, f.device_free, f.device_total, f.limit);
+  return dump_oom(about);
 }
 
 void esper_alloc_find_nodes(int (*node)(uint64_t *hash, char *name, size_t size))

@@ -81,8 +81,13 @@ def replay(
     streams: int,
     uses: int,
     pools: Sequence[tuple[int, int]],
-    segments: Literal["classic", "mapped"],
+    segments: Literal["classic", "mapped", "auto"],
     device: Literal["sim", "cuda"],
+    total: int = 0,
+    taken: int = 0,
+    limit: int = 0,
+    allowance: int = -1,
+    timed: bool = True,
 ) -> ReplayResult: ...
 def black_box_write(path: str | PathLike[str], why: str, info: str, /) -> None: ...
 def black_box_at_oom(path: str | PathLike[str], /) -> None: ...

@@ -153,6 +153,21 @@ def test_every_recorded_row_can_be_measured_again(path: Path) -> None:
         assert any((name, peer) in pairs for name in names), (one, peer)
 
 
+def test_planted_jobs_are_counted_and_compared_with_their_prediction() -> None:
+    fine = {"missed": 0, "failed": 0, "peak_mib": 99.0, "predicted_mib": 100.0, "off_percent": 1.01,
+            "explain_s": 0.5}  # fmt: skip
+    jobs = load("planted").JOBS
+    assert tuple(jobs) == load("topics").PLANTED
+    found = rows(
+        "explain", "planted", [{**dict.fromkeys(jobs, fine), "leak": {"missed": 1, "failed": 1}}]
+    )
+    assert found["jobs of which another cause is named first", "jobs"]["ours"] == 1
+    assert found["jobs that do not run with the advice", "jobs"]["met"] is False
+    assert found["cache: peak reserved with the advice", "predicted by explain"]["ratio"] == 0.99
+    assert found["cache: distance of the peak from the prediction", "goal"]["met"] is False
+    assert ("leak: distance of the peak from the prediction", "goal") not in found
+
+
 def test_parts_have_functions_that_take_what_they_are_told() -> None:
     inspect, topics = importlib.import_module("inspect"), load("topics")
     for name, topic in topics.TOPICS.items():

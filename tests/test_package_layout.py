@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditor": {"installation", "torch_allocator"},
     "helpers": {"installation", "uses"},
     "replay": {"recorder"},
+    "explain": {"replay", "view"},
     "cli": {
         "installation",
         "recorder",
@@ -40,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "replay",
         "view",
         "live",
+        "explain",
         "esper_alloc",
     },
 }

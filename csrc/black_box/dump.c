@@ -91,7 +91,7 @@ int dump_at_oom(const char *path)
   return keep_path(oom_path, path);
 }
 
-const char *dump_oom(void)
+const char *dump_oom(const char *info)
 {
   enum { APART = 10 };
   static _Atomic int64_t last;
@@ -101,7 +101,7 @@ const char *dump_oom(void)
   if (!*oom_path || !box_is_on() || (before && seconds - before < APART) ||
       !atomic_compare_exchange_strong(&last, &before, seconds))
     return NULL;
-  return dump_to(oom_path, "out of memory", NULL, false) == 0 ? oom_path : NULL;
+  return dump_to(oom_path, "out of memory", info, false) == 0 ? oom_path : NULL;
 }
 
 /* ---- signals ---------------------------------------------------------------------- */

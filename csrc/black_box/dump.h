@@ -14,8 +14,8 @@ int dump_to(const char *path, const char *why, const char *info, bool urgent);
 /* Where it is written when memory runs out: at most once in ten seconds. NULL: nowhere. Returns 0,
  * or ENAMETOOLONG. */
 int dump_at_oom(const char *path);
-/* Memory ran out. Returns the path that was written, or NULL. */
-const char *dump_oom(void);
+/* Memory ran out. `info` as in box_write. Returns the path that was written, or NULL. */
+const char *dump_oom(const char *info);
 
 /* From now on SIGUSR2 writes it to a file, and so does a signal that ends the process by a fault,
  * before it does that. Returns 0, or an errno. */

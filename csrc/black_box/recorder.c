@@ -50,7 +50,7 @@ __attribute__((noinline)) static unsigned site_of_node(void)
   return site;
 }
 
-static unsigned here(void)
+unsigned box_site_here(void)
 {
   box_site_fn *find = atomic_load_explicit(&site_here, memory_order_relaxed);
   unsigned site = find ? find() : 0;
@@ -70,7 +70,7 @@ static inline unsigned lane_here(chunk_t *chunk, int device, void *stream)
 
 static inline void add_at_site(unsigned kind, const void *ptr, size_t size, esper_stream stream)
 {
-  unsigned site = here(); /* code of the interpreter may run, which frees tensors */
+  unsigned site = box_site_here(); /* code of the interpreter may run, which frees tensors */
   uint64_t now = clock_ticks();
   chunk_t *chunk = chunk_here(now, (uintptr_t)ptr);
   if (chunk)

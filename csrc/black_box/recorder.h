@@ -16,6 +16,8 @@
 typedef unsigned box_site_fn(void);
 /* From now on it is asked; NULL: no place is known. */
 void box_find_sites(box_site_fn *site);
+/* The number of the calling thread's place; 0: unknown. */
+unsigned box_site_here(void);
 
 /* What the calling thread executes, for threads whose place is unknown: a hash, and if `name` is
  * not NULL a name of at most `size` bytes with its NUL. Returns 0 if it is nothing. */

@@ -1,8 +1,7 @@
 /* replay.c: runs a recorded history through a new core.
  *
- * The history is an array of operations, each naming an allocation by its slot. It runs twice, on a
- * new core each time: first with a trace, which is read and added up after every operation, then
- * without, to measure the time. Runs too short to measure are repeated.
+ * It runs twice, on a new core each time: first with a trace, which is read and added up after
+ * every operation, then without, to measure the time. Runs too short to measure are repeated.
  *
  * A free may be pending: another stream uses the memory until a later operation ends that use. Such
  * a use is put on a stream of its own that is stalled until then (replay/stalled_driver.h). All
@@ -19,35 +18,8 @@
 
 #include "../device/sim/sim.h"
 #include "../esper_alloc.h"
+#include "../replay/history.h"
 #include "../replay/stalled_driver.h"
-
-typedef enum operation_kind {
-  OPERATION_ALLOC,        /* slot: size bytes on stream, from pool */
-  OPERATION_FREE,         /* slot */
-  OPERATION_FREE_PENDING, /* slot, used until this stream of the uses is done */
-  OPERATION_DONE,         /* the use on this stream of the uses is over */
-  OPERATION_KINDS
-} operation_kind;
-
-/* Packed in Python as "=IIIIQ". */
-typedef struct operation {
-  uint32_t kind;
-  uint32_t slot;
-  uint32_t stream;
-  uint32_t pool;
-  uint64_t size;
-} operation;
-
-/* What to replay; checked. */
-typedef struct history {
-  const operation *operations;
-  size_t count;
-  size_t start; /* the operations before it only build the initial state */
-  size_t slots, streams, uses, pools;
-  uint64_t (*pool_ids)[2];
-  esper_segments segments;
-  int on_cuda;
-} history;
 
 typedef struct usage {
   int64_t allocated, active, reserved; /* bytes */
@@ -119,8 +91,9 @@ static int open_driver(stage *s, const history *h)
     if (status != ESPER_OK)
       return fail(s, SIZE_MAX, status, "the CUDA driver");
   } else {
-    /* Practically unlimited memory, because recordings leave out requests that failed. */
-    sim_options options = {.capacity = (size_t)1 << 46, .virtual_memory = 1};
+    /* By default practically unlimited, because recordings leave out requests that failed. */
+    size_t capacity = h->total ? h->total : (size_t)1 << 46;
+    sim_options options = {.capacity = capacity, .virtual_memory = 1};
     s->simulation = sim_create(&options);
     if (!s->simulation)
       return fail(s, SIZE_MAX, ESPER_HOST_MEMORY, "the simulated device");
@@ -161,6 +134,18 @@ static int make_pools(stage *s, const history *h)
   return 1;
 }
 
+/* What others have, and what the memory fraction allows. */
+static int set_limits(stage *s, const history *h)
+{
+  uintptr_t address;
+  const esper_driver *driver = stalled_driver_functions(s->driver);
+  if (h->taken && driver->memory_alloc(driver->self, 0, h->taken, &address) != ESPER_OK)
+    return fail(s, SIZE_MAX, ESPER_INVALID, "others have more than all");
+  if (h->limit && h->limit < h->total)
+    esper_set_memory_fraction(s->core, 0, ((double)h->limit + 1) / (double)h->total);
+  return 1;
+}
+
 static int stage_open(stage *s, const history *h, unsigned char *late)
 {
   memset(s, 0, sizeof *s);
@@ -173,12 +158,11 @@ static int stage_open(stage *s, const history *h, unsigned char *late)
     return fail(s, SIZE_MAX, ESPER_HOST_MEMORY, "replay");
   if (!open_driver(s, h))
     return 0;
-  /* Nothing completes while the host waits, so holding it back would only take time. */
-  esper_config config = {.allowance = ESPER_ALLOWANCE_OFF, .segments = h->segments};
+  esper_config config = {.allowance = h->allowance, .segments = h->segments};
   esper_status status = esper_core_create(stalled_driver_functions(s->driver), &config, &s->core);
   if (status != ESPER_OK)
     return fail(s, SIZE_MAX, status, "making a core");
-  return make_streams(s, h) && make_pools(s, h);
+  return make_streams(s, h) && make_pools(s, h) && set_limits(s, h);
 }
 
 static void stage_close(stage *s)
@@ -200,6 +184,13 @@ static void stage_close(stage *s)
 
 /* ---- the operations ----------------------------------------------------- */
 
+/* As PyTorch drops one. */
+static esper_status drop_pool(stage *s, const uint64_t *id)
+{
+  esper_status status = esper_pool_release(s->core, 0, id[0], id[1]);
+  return status == ESPER_OK ? esper_pool_empty(s->core, 0, id[0], id[1]) : status;
+}
+
 static esper_status run_operation(stage *s, const history *h, const operation *op)
 {
   const esper_stream *unnamed = s->streams + h->streams;
@@ -219,6 +210,8 @@ static esper_status run_operation(stage *s, const history *h, const operation *o
   case OPERATION_DONE:
     stalled_driver_release(s->driver, unnamed[op->stream].handle);
     return ESPER_OK;
+  case OPERATION_RELEASE: return drop_pool(s, h->pool_ids[op->pool]);
+  case OPERATION_EMPTY: return esper_empty_cache(s->core, 0, NULL);
   case OPERATION_KINDS: break;
   }
   return ESPER_INVALID;
@@ -390,45 +383,6 @@ static int run_traced(stage *s, const history *h, result *r)
 
 /* ---- Python ------------------------------------------------------------- */
 
-/* Finds the first operation that is out of bounds or out of order. A slot is allocated and freed
- * once; a use ends before its stream serves another. */
-static const char *find_fault(const history *h, size_t *at)
-{
-  enum { UNBORN, LIVE, DEAD };
-  unsigned char *slots = calloc(h->slots + 1, 1);
-  unsigned char *uses = calloc(h->uses + 1, 1);
-  const char *fault = slots && uses ? NULL : "no host memory";
-  for (*at = 0; *at < h->count && !fault; ++*at) {
-    const operation *op = &h->operations[*at];
-    int by_slot = op->kind != OPERATION_DONE;
-    int by_use = op->kind == OPERATION_FREE_PENDING || op->kind == OPERATION_DONE;
-    if (op->kind >= OPERATION_KINDS)
-      fault = "its kind is unknown";
-    else if (by_slot && op->slot >= h->slots)
-      fault = "its slot is beyond the number of slots";
-    else if (by_use && op->stream >= h->uses)
-      fault = "its use is beyond the number of uses";
-    else if (op->kind == OPERATION_ALLOC &&
-             (op->stream >= h->streams || op->pool >= h->pools || !op->size))
-      fault = "its stream or pool does not exist, or it has no bytes";
-    else if (by_slot && slots[op->slot] != (op->kind == OPERATION_ALLOC ? UNBORN : LIVE))
-      fault = "its slot is allocated twice, or freed without being live";
-    else if (by_use && uses[op->stream] != (op->kind == OPERATION_DONE))
-      fault = "its use begins twice, or ends without having begun";
-    else {
-      if (by_slot)
-        slots[op->slot] = op->kind == OPERATION_ALLOC ? LIVE : DEAD;
-      if (by_use)
-        uses[op->stream] = op->kind == OPERATION_FREE_PENDING;
-      continue;
-    }
-    break;
-  }
-  free(slots);
-  free(uses);
-  return fault;
-}
-
 static int read_pool_ids(history *h, PyObject *pools)
 {
   PyObject *items = PySequence_Fast(pools, "pools must be a sequence of pairs");
@@ -504,7 +458,7 @@ static PyObject *run(const history *h)
   r.calls = calloc(r.call_count + 1, sizeof *r.calls);
   r.curve = calloc(h->count - h->start + 1, sizeof *r.curve);
   for (size_t i = h->start; i < h->count; i++)
-    r.operations += h->operations[i].kind != OPERATION_DONE;
+    r.operations += h->operations[i].kind < OPERATION_DONE;
 
   PyObject *answer = NULL;
   int done = 0;
@@ -513,7 +467,7 @@ static PyObject *run(const history *h)
     PyErr_NoMemory();
   } else {
     Py_BEGIN_ALLOW_THREADS done = run_traced(&s, h, &r);
-    if (done) {
+    if (done && h->timed) {
       stage_close(&s);
       done = run_timed(&s, h, &r);
     }
@@ -527,17 +481,22 @@ static PyObject *run(const history *h)
 }
 
 const char esper_py_replay_doc[] =
-    "replay(operations, *, start, slots, streams, uses, pools, segments, device)\n"
+    "replay(operations, *, start, slots, streams, uses, pools, segments, device,\n"
+    "total=0, taken=0, limit=0, allowance=-1, timed=True)\n"
     "--\n\n"
     "Runs a history through a fresh core and returns a dict: operations,\n"
     "nanoseconds (for all together), device_calls, peak_allocated,\n"
     "peak_active, peak_reserved (bytes), segments (the largest number), and curve:\n"
     "bytes of three int64 (allocated, active, reserved) after each operation.\n\n"
     "operations: packed \"=IIIIQ\" each: kind (0 alloc, 1 free, 2 free while used,\n"
-    "3 that use ends), slot, stream or use, pool, bytes. The first `start` ones\n"
-    "build the state at the start and are not counted. slots, streams, uses: how\n"
-    "many there are. pools: their ids, pairs of numbers. segments: \"classic\" or\n"
-    "\"mapped\". device: \"sim\" or \"cuda\".\n\n"
+    "3 that use ends, 4 the pool is dropped, 5 the cache is emptied), slot, stream\n"
+    "or use, pool, bytes. The first `start` ones build the state at the start and\n"
+    "are not counted. slots, streams, uses: how many there are. pools: their ids,\n"
+    "pairs of numbers. segments: \"auto\", \"classic\" or \"mapped\". device: \"sim\" or\n"
+    "\"cuda\". total: bytes of the simulated device; 0: practically unlimited.\n"
+    "taken: bytes of it that others have. limit: bytes that may be reserved; 0: no\n"
+    "limit. allowance: bytes; -1: the host is never held back. timed: if not,\n"
+    "nanoseconds is 0.\n\n"
     "Raises ValueError for impossible operations, and RuntimeError\n"
     "(message, status, index of the operation or None) if one failed. Signals are\n"
     "handled while it runs; what a handler raises ends it.";
@@ -545,14 +504,18 @@ const char esper_py_replay_doc[] =
 PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
 {
   (void)self;
-  static char *names[] = {"operations", "start",    "slots",  "streams", "uses",
-                          "pools",      "segments", "device", NULL};
+  static char *names[] = {"operations", "start",     "slots",  "streams", "uses",
+                          "pools",      "segments",  "device", "total",   "taken",
+                          "limit",      "allowance", "timed",  NULL};
   Py_buffer view;
   Py_ssize_t start, slots, streams, uses;
   PyObject *pools;
   const char *segments, *device;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*$nnnnOss:replay", names, &view, &start, &slots,
-                                   &streams, &uses, &pools, &segments, &device))
+  Py_ssize_t total = 0, taken = 0, limit = 0, allowance = -1;
+  int timed = 1;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*nnnnOss|nnnnp:replay", names, &view, &start,
+                                   &slots, &streams, &uses, &pools, &segments, &device, &total,
+                                   &taken, &limit, &allowance, &timed))
     return NULL;
 
   PyObject *answer = NULL;
@@ -562,23 +525,33 @@ PyObject *esper_py_replay(PyObject *self, PyObject *args, PyObject *kwargs)
                .slots = (size_t)slots,
                .streams = (size_t)streams,
                .uses = (size_t)uses,
-               .segments =
-                   !strcmp(segments, "mapped") ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC,
-               .on_cuda = !strcmp(device, "cuda")};
+               .segments = !strcmp(segments, "mapped")    ? ESPER_SEGMENTS_MAPPED
+                           : !strcmp(segments, "classic") ? ESPER_SEGMENTS_CLASSIC
+                                                          : ESPER_SEGMENTS_AUTO,
+               .on_cuda = !strcmp(device, "cuda"),
+               .total = (size_t)total,
+               .taken = (size_t)taken,
+               .limit = (size_t)limit,
+               .allowance = allowance < 0 ? ESPER_ALLOWANCE_OFF : (size_t)allowance,
+               .timed = timed};
   size_t at = 0;
   const char *fault = NULL;
-  if ((size_t)view.len % sizeof(operation) || start < 0 || h.start > h.count || slots < 0 ||
-      streams < 0 || uses < 0 || slots > UINT32_MAX || streams > UINT32_MAX || uses > UINT32_MAX)
+  if (total < 0 || taken < 0 || limit < 0 || taken > total || allowance < -1)
+    PyErr_SetString(PyExc_ValueError,
+                    "replay: total, taken, limit or allowance is negative or too large");
+  else if ((size_t)view.len % sizeof(operation) || start < 0 || h.start > h.count || slots < 0 ||
+           streams < 0 || uses < 0 || slots > UINT32_MAX || streams > UINT32_MAX ||
+           uses > UINT32_MAX)
     PyErr_SetString(PyExc_ValueError,
                     "replay: start, slots, streams or uses is negative or too large");
-  else if (strcmp(segments, "classic") && strcmp(segments, "mapped"))
-    PyErr_Format(PyExc_ValueError, "replay: segments must be 'classic' or 'mapped', not '%s'",
-                 segments);
+  else if (strcmp(segments, "classic") && strcmp(segments, "mapped") && strcmp(segments, "auto"))
+    PyErr_Format(PyExc_ValueError,
+                 "replay: segments must be 'classic', 'mapped' or 'auto', not '%s'", segments);
   else if (strcmp(device, "sim") && strcmp(device, "cuda"))
     PyErr_Format(PyExc_ValueError, "replay: device must be 'sim' or 'cuda', not '%s'", device);
   else if (!read_pool_ids(&h, pools))
     ;
-  else if ((fault = find_fault(&h, &at)))
+  else if ((fault = history_find_fault(&h, &at)))
     PyErr_Format(PyExc_ValueError, "replay: operation %zu: %s", at, fault);
   else
     answer = run(&h);

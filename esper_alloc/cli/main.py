@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "run a Python script or module, unmodified, on esper_alloc",
     "audit": "run a Python script or module, and find unordered uses of GPU memory",
     "replay": "run recorded memory histories through the allocator",
+    "explain": "say why memory ran out, and which changes replay shows to help",
     "view": "show what a recording of the black box tells, in a browser",
     "top": "watch the memory of a running program",
     "bench": "measure this allocator beside PyTorch's own on this machine",

@@ -33,7 +33,7 @@ def snapshot_of(box: BlackBox) -> Snapshot:
     traces = [_Device(box, device).run() for device in box.devices]
     if not any(len(trace.actions) for trace in traces):
         raise SnapshotError(f"{box.path}: it has no events: record a program that allocates memory")
-    return Snapshot(box.path, traces, None, None, {})
+    return Snapshot(box.path, traces, None, None, {}, box.info)
 
 
 class _Device:
@@ -44,15 +44,22 @@ class _Device:
         self.device = device
         self.actions = bytearray()
         self.addresses, self.sizes = array("Q"), array("Q")
-        self.streams, self.times = array("q"), array("q")
+        self.streams, self.times, self.places = array("q"), array("q"), array("I")
 
     def run(self) -> Trace:
         box = self.box
         mine = [lane.device == self.device for lane in box.lanes]
         ends = self.find_ends()
         waiting: dict[int, int] = {}  # address: a freed allocation that waits for uses
+        older: dict[int, int] = {}
+        users: dict[int, int] = {}  # of an allocation, the stream that was marked last
+        waited_for: dict[int, int] = {}
         for index, kind in enumerate(box.kinds):
-            if box.times[index] < box.complete or not mine[box.lane_numbers[index]]:
+            if not mine[box.lane_numbers[index]]:
+                continue
+            if box.times[index] < box.complete:
+                if kind == reading.ALLOC:
+                    older[box.addresses[index]] = box.site_numbers[index]
                 continue
             address, partner = box.addresses[index], box.partners[index]
             if kind == reading.ALLOC:
@@ -63,8 +70,12 @@ class _Device:
                 self.add("free_requested", index, partner)
                 if partner in ends:
                     waiting[address] = partner
+                    user = users.get(partner, 0)
+                    waited_for[user] = waited_for.get(user, 0) + box.sizes[partner]
                 else:
                     self.add("free_completed", index, partner)
+            elif kind == reading.USE:
+                users[partner] = box.lanes[box.lane_numbers[index]].stream
             elif kind == reading.AVAILABLE:
                 if ends.get(partner) == index:
                     waiting.pop(address, None)
@@ -84,6 +95,10 @@ class _Device:
             self.sizes,
             self.streams,
             self.times,
+            self.places,
+            box.sites,
+            older,
+            waited_for,
         )
 
     def find_ends(self) -> dict[int, int]:
@@ -102,12 +117,12 @@ class _Device:
         """An entry: when `index` happened, with the memory of the event `of`."""
         box = self.box
         self.actions.append(_POSITIONS[name])
-        empty = name == "oom"
-        self.addresses.append(0 if empty else box.addresses[of])
-        self.sizes.append(0 if empty else box.sizes[of])
+        self.addresses.append(box.addresses[of])
+        self.sizes.append(box.sizes[of])
         stream = box.lanes[box.lane_numbers[of]].stream
-        self.streams.append(0 if empty else min(stream, (1 << 63) - 1))
+        self.streams.append(min(stream, (1 << 63) - 1))
         self.times.append(box.times[index] // 1000)
+        self.places.append(box.site_numbers[of])
 
     def blocks(self, mine: list[bool], pending: set[int]) -> list[reader.Block]:
         """What is in use at the end, or waits."""

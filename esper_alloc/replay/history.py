@@ -203,7 +203,7 @@ class _Rebuild:
                 if ACTIONS[action] == GROW:
                     pools[number] = ranges.remove(start, end, mapped).pool
                 else:
-                    ranges.add(Range(start, end, _pool_beside(ranges, start, end, mapped), mapped))
+                    ranges.add(Range(start, end, pool_beside(ranges, start, end, mapped), mapped))
             except RangeError as error:
                 self.fail(
                     number,
@@ -357,7 +357,7 @@ class _Rebuild:
         ]
 
 
-def _pool_beside(ranges: Ranges, start: int, end: int, mapped: bool) -> PoolId | None:
+def pool_beside(ranges: Ranges, start: int, end: int, mapped: bool) -> PoolId | None:
     """Whose a range was that is gone at the end: mapped pages lay beside others
     of their segment; nothing tells of a segment that was freed as a whole."""
     if mapped:

@@ -52,16 +52,20 @@ Segment = tuple[int, int, int, PoolId, bool]
 #: address, bytes, requested bytes, stream, whether its free is pending. In use at the end.
 Block = tuple[int, int, int, int, bool]
 #: Of each entry its position in ACTIONS (uint8), address and bytes (uint64; 0 for NOTHING),
-#: stream and microseconds (int64).
-Columns = tuple[bytes, bytes, bytes, bytes, bytes]
+#: stream and microseconds (int64), and the index into the stacks (uint32; 0: unknown). Of an "oom"
+#: the device's free bytes stand for the address.
+Columns = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+#: Frames such as "model.py:12 (Model.forward)", the innermost first.
+Stack = list[str]
 #: expandable_segments, max_split_size, and the divisions of each power of two of MiB.
 Options = tuple[bool | None, int | None, dict[int, int]]
 #: The recording allocator's options, and for each device that has entries its number and these.
-Found = tuple[Options, list[tuple[int, list[Segment], list[Block], Columns]]]
+Found = tuple[Options, list[tuple[int, list[Segment], list[Block], Columns, list[Stack]]]]
 
 _MAX_SIZE = 1 << 60
 _MAX_ADDRESS = 1 << 63  # so the sizes of disjoint ranges add up to an int64
 _MOST_DEVICES = 128  # PyTorch numbers devices in an int8
+_MOST_FRAMES, _LONGEST_NAME = 64, 1000
 _MAX_DIVIDED = 1 << 15  # the options name 1 MiB to 32 GiB
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
@@ -164,7 +168,9 @@ def _find(loaded: Any, limit: int) -> Found:
             count += len(ends) + len(blocks)
             if count * _BYTES_EACH > limit:
                 raise MemoryError
-            devices.append((device, ends, blocks, _read_entries(device, entries)))
+            stacks = _Stacks()
+            columns = _read_entries(device, entries, stacks)
+            devices.append((device, ends, blocks, columns, stacks.found))
     return _read_options(loaded.get("allocator_settings")), devices
 
 
@@ -203,9 +209,43 @@ def _read_blocks(start: int, end: int, stream: int, blocks: Any, found: list[Blo
         address += size
 
 
-def _read_entries(device: int, entries: list[Any]) -> Columns:
+class _Stacks:
+    """Numbers for the stacks of entries, which share the lists that hold their frames."""
+
+    def __init__(self) -> None:
+        self.found: list[Stack] = [[]]
+        self._by_list: dict[int, int] = {}
+        self._by_text: dict[str, int] = {"": 0}
+
+    def number(self, frames: Any) -> int:
+        """0 for whatever has no frames of Python's."""
+        if type(frames) is not list:
+            return 0
+        number = self._by_list.get(id(frames))
+        if number is None:
+            shown = [one for one in map(_frame, frames[:_MOST_FRAMES]) if one]
+            number = self._by_text.setdefault("\n".join(shown), len(self.found))
+            if number == len(self.found):
+                self.found.append(shown)
+            self._by_list[id(frames)] = number
+        return number
+
+
+def _frame(frame: Any) -> str:
+    """Empty: it is none of Python's."""
+    if type(frame) is not dict:
+        return ""
+    file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
+    if type(file) is not str or type(line) is not int or type(name) is not str:
+        return ""
+    if line not in _INT64 or not file.endswith((".py", ">")):
+        return ""
+    return f"{file[-_LONGEST_NAME:]}:{line} ({name[:_LONGEST_NAME]})".replace("\n", " ")
+
+
+def _read_entries(device: int, entries: list[Any], stacks: _Stacks) -> Columns:
     actions, addresses, sizes = bytearray(), array("Q"), array("Q")
-    streams, times = array("q"), array("q")
+    streams, times, places = array("q"), array("q"), array("I")
     positions = {name: position for position, name in enumerate(ACTIONS)}
     nothing = positions["oom"]  # and what follows it
     time = 0
@@ -218,6 +258,10 @@ def _read_entries(device: int, entries: list[Any]) -> Columns:
                 raise Refusal(f"unknown action {_shown(action)}")
             if position >= nothing:
                 address = size = stream = 0
+                if position == nothing:
+                    address, size = map(_bytes, (entry.get("device_free"), entry.get("size")))
+                    stream = entry.get("stream", 0)
+                    stream = stream if type(stream) is int and stream in _INT64 else 0
             else:
                 address, size, stream = entry["addr"], entry["size"], entry.get("stream", 0)
                 if (
@@ -241,13 +285,20 @@ def _read_entries(device: int, entries: list[Any]) -> Columns:
         sizes.append(size)
         streams.append(stream)
         times.append(time)
+        places.append(stacks.number(entry.get("frames")))
     return (
         bytes(actions),
         addresses.tobytes(),
         sizes.tobytes(),
         streams.tobytes(),
         times.tobytes(),
+        places.tobytes(),
     )
+
+
+def _bytes(value: Any) -> int:
+    """0: it is no number of bytes."""
+    return value if type(value) is int and 0 <= value <= _MAX_SIZE else 0
 
 
 def _read_options(settings: Any) -> Options:

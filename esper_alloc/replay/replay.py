@@ -67,7 +67,7 @@ def load_recordings(
     """All devices of a file that have entries. Tells `report` what it is doing.
     Raises SnapshotError."""
     report(f"reading {path}")
-    snapshot = _load(path)
+    snapshot = load(path)
     entries = sum(len(trace.actions) for trace in snapshot.traces)
     report(f"rebuilding {path}: {entries:,} entries")
     recordings = []
@@ -88,7 +88,8 @@ def load_recordings(
     return recordings
 
 
-def _load(path: str | os.PathLike[str]) -> Snapshot:
+def load(path: str | os.PathLike[str]) -> Snapshot:
+    """What a file of a black box, or a snapshot of PyTorch's, tells. Raises SnapshotError."""
     try:
         if is_black_box(path):
             return snapshot_of(load_black_box(path))

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from . import reader
@@ -38,7 +38,10 @@ class Trace:
 
     segments, blocks: the state at the end; blocks are those in use (see reader.py).
     For each entry, oldest first: its position in reader.ACTIONS, its address and bytes (0 where the
-    action has none), its stream's handle, and its time in microseconds.
+    action has none; of an "oom" the device's free bytes, and those asked for), its stream's handle,
+    its time in microseconds, and its place: an index into stacks. Those are frames, the innermost
+    first; 0 is unknown. older_places: by address, of memory that no entry allocates. waited_for:
+    bytes that waited, freed, for uses by streams, by their handles.
     """
 
     device: int
@@ -49,6 +52,10 @@ class Trace:
     sizes: array[int]
     streams: array[int]
     times: array[int]
+    places: array[int]
+    stacks: list[tuple[str, ...]]
+    older_places: dict[int, int] = field(default_factory=dict)
+    waited_for: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,8 @@ class Snapshot:
 
     path: for messages. traces: one for each device that has entries.
     expandable, max_split_size (bytes), roundup (divisions of each power of two of MiB): the
-    recording allocator's options; None and empty where unknown.
+    recording allocator's options; None and empty where unknown. info: what a black box says of the
+    program; None: PyTorch wrote the file.
     """
 
     path: str
@@ -65,21 +73,33 @@ class Snapshot:
     expandable: bool | None
     max_split_size: int | None
     roundup: dict[int, int]
+    info: dict[str, Any] | None = None
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """Loads one file. Raises SnapshotError; its message is one line and names the file."""
-    name = _printable(os.fsdecode(path))
+    name = printable(os.fsdecode(path))
     try:
         found = _read(path)
     except SnapshotError as error:
-        raise SnapshotError(f"{name}: {_printable(str(error))}") from None
+        raise SnapshotError(f"{name}: {printable(str(error))}") from None
     options, traces = found
     return Snapshot(
         name,
         [
-            Trace(device, segments, blocks, columns[0], *map(_numbers, "QQqq", columns[1:]))
-            for device, segments, blocks, columns in traces
+            Trace(
+                device,
+                segments,
+                blocks,
+                columns[0],
+                _numbers("Q", columns[1]),
+                _numbers("Q", columns[2]),
+                _numbers("q", columns[3]),
+                _numbers("q", columns[4]),
+                _numbers("I", columns[5]),
+                [tuple(stack) for stack in stacks],
+            )
+            for device, segments, blocks, columns, stacks in traces
         ],
         *options,
     )
@@ -128,7 +148,7 @@ def _numbers(typecode: str, data: bytes) -> array[int]:
     return numbers
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without line breaks, control characters, and bytes that are no text."""
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 

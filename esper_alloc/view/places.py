@@ -13,6 +13,8 @@ RULES = (
     ("weights", "/torch/nn/", ("__init__", "_apply")),
     ("forward", "/torch/nn/", ("",)),
 )
+#: Functions that _apply() calls.
+_INSIDE_APPLY = ("convert", "<lambda>")
 CATEGORIES = ("weights", "forward", "backward", "optimizer", "data", "other")
 
 #: For people.
@@ -38,6 +40,8 @@ def category_of(frames: Iterable[str]) -> str:
         file, _, function = frame.partition(" (")
         if file == AUTOGRAD:
             return "backward"
+        if function.rstrip(")").endswith(_INSIDE_APPLY):
+            continue
         for category, folder, words in RULES:
             if folder in file and any(word in function for word in words):
                 return category

@@ -97,6 +97,12 @@ except torch.OutOfMemoryError as error:
     [index] = of_kind(found, reading.OOM)
     assert found.sizes[index] >= 4 << 40
     assert 4 << 20 in [found.sizes[index] for index in of_kind(found, reading.ALLOC)]
+    told = found.info["oom"]
+    assert functions(found.sites[told.pop("site")])[:2] == ["inner", "outer"]
+    assert told.pop("limit") >= 1 << 63  # none
+    assert told.pop("device_free") // 512 * 512 == found.addresses[index]
+    assert told == {"device": 0, "requested": 4 << 40, "device_total": 1 << 30}
+    assert f"`python -m esper_alloc explain {file}`" in said
 
 
 def test_the_end_and_signals_write_the_file_of_run(library: Path, tmp_path: Path) -> None:

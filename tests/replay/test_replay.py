@@ -536,7 +536,7 @@ def test_another_split_rule_is_no_contradiction(tmp_path):
 
 # ---- the compiled part ----------------------------------------------------------------
 
-ALLOC, FREE, FREE_PENDING, DONE = range(4)
+ALLOC, FREE, FREE_PENDING, DONE, RELEASE, EMPTY = range(6)
 
 
 def run_core(*operations, **changes):
@@ -559,6 +559,8 @@ def run_core(*operations, **changes):
         [(ALLOC, 0, 0, 0, 1), (FREE_PENDING, 0, 1, 0, 0)],
         [(DONE, 0, 0, 0, 0)],
         [(DONE, 0, 5, 0, 0)],
+        [(RELEASE, 0, 0, 0, 0)],
+        [(RELEASE, 0, 0, 1, 0)],
         [
             (ALLOC, 0, 0, 0, 1),
             (ALLOC, 1, 0, 0, 1),
@@ -583,6 +585,10 @@ def test_operations_that_make_no_sense_are_refused(operations):
         {"pools": [(0, 0, 0)]},
         {"pools": 3},
         {"pools": [(0, "a")]},
+        {"total": -1},
+        {"total": 5, "taken": 6},
+        {"limit": -1},
+        {"allowance": -2},
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(changes):
@@ -597,6 +603,52 @@ def test_memory_that_does_not_fit_is_an_error_with_its_operation():
         run_core((ALLOC, 0, 0, 0, 512), (ALLOC, 1, 0, 0, 1 << 47))
     message, status, operation = caught.value.args
     assert status == "ESPER_OUT_OF_MEMORY" and operation == 1 and "out of memory" in message
+
+
+IN_A_POOL = {"pools": [(0, 0), (0, 7)]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"total": 95 * MIB},
+        {"total": 200 * MIB, "taken": 105 * MIB},
+        {"total": 200 * MIB, "limit": 95 * MIB},
+    ],
+)
+def test_a_device_is_as_small_as_it_is_told(changes):
+    two = [(ALLOC, 0, 0, 0, 50 * MIB), (ALLOC, 1, 0, 0, 50 * MIB)]
+    with pytest.raises(RuntimeError) as caught:
+        run_core(*two, **changes)
+    assert caught.value.args[1:] == ("ESPER_OUT_OF_MEMORY", 1)
+    more = {key: value + 6 * MIB if key != "taken" else value for key, value in changes.items()}
+    ran = run_core(*two, **more, timed=False)
+    assert (ran["peak_reserved"], ran["nanoseconds"]) == (100 * MIB, 0)
+
+
+@pytest.mark.parametrize("operation", [(RELEASE, 0, 0, 1, 0), (EMPTY, 0, 0, 0, 0)])
+def test_memory_is_given_back_where_it_is_told(operation):
+    kept = [(ALLOC, 0, 0, operation[3], 50 * MIB), (FREE, 0, 0, 0, 0)]
+    after = (ALLOC, 1, 0, 0, 60 * MIB)
+    given_back = run_core(*kept, operation, after, **IN_A_POOL, segments="classic", total=1 << 40)
+    stayed = run_core(*kept, after, **IN_A_POOL, segments="classic", total=1 << 40)
+    assert (given_back["peak_reserved"], stayed["peak_reserved"]) == (60 * MIB, 110 * MIB)
+
+
+def test_a_released_pool_serves_nobody():
+    with pytest.raises(ValueError, match="operation 1: its stream or pool"):
+        run_core((RELEASE, 0, 0, 1, 0), (ALLOC, 0, 0, 1, 1), **IN_A_POOL)
+
+
+def test_the_host_is_held_back_by_the_allowance():
+    """Three blocks wait for other streams in turn, and the host waits for the first."""
+    operations = []
+    for slot in range(3):
+        operations += [(ALLOC, slot, 0, 0, 50 * MIB), (FREE_PENDING, slot, slot, 0, 0)]
+    many = dict(slots=4, uses=3, segments="classic")
+    last = (ALLOC, 3, 0, 0, 50 * MIB)
+    assert run_core(*operations, last, **many)["peak_reserved"] == 200 * MIB
+    assert run_core(*operations, last, **many, allowance=60 * MIB)["peak_reserved"] < 200 * MIB
 
 
 def test_an_empty_history_runs():

@@ -89,6 +89,9 @@ static esper_core *instance(void)
   esper_config config = {.allowance = (size_t)128 << 20};
   if (bytes && *bytes)
     config.allowance = strcmp(bytes, "off") ? strtoull(bytes, NULL, 10) : ESPER_ALLOWANCE_OFF;
+  const char *segments = getenv("ESPER_ALLOC_SEGMENTS");
+  if (segments && !strcmp(segments, "classic"))
+    config.segments = ESPER_SEGMENTS_CLASSIC;
   if (!core && table.core_create(sim_driver(s()), &config, &core) == ESPER_OK)
     table.alloc_black_box(core);
   return forked ? NULL : core;

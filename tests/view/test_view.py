@@ -221,17 +221,18 @@ def test_steps_are_bounds_of_what_they_stand_for(most: int) -> None:
 def test_stacks_have_a_category_and_a_line() -> None:
     own, layer = "/me/model.py:3 (Net.forward)", f"{TORCH}/nn/modules/linear.py:9 (Linear.forward)"
     weights = f"{TORCH}/nn/modules/module.py:900 (Module._apply)"
+    moved = f"{TORCH}/nn/modules/module.py:1355 (Module.to.<locals>.convert)"
     adam, graph = f"{TORCH}/optim/adam.py:8 (Adam.step)", f"{TORCH}/autograd/function.py:5"
     found = [
         category_of(stack)
         for stack in (
-            (layer, own), (weights, own), (adam, own), (layer, own, adam), (own,),
+            (layer, own), (weights, own), (moved, weights, own), (adam, own), (layer, own, adam), (own,),
             (own, f"{graph} (BackwardCFunction.apply)"), (own, f"{graph} (Function.apply)"),
             (own, f"{TORCH}/utils/data/dataloader.py:7 (fetch)"),
         )
     ]  # fmt: skip
     assert found == [
-        "forward", "weights", "optimizer", "forward", "other", "backward", "other", "data",
+        "forward", "weights", "weights", "optimizer", "forward", "other", "backward", "other", "data",
     ]  # fmt: skip
     assert set(found) == set(CATEGORIES)
     assert line_of((layer, own, "/me/main.py:1 (main)")) == own

@@ -101,7 +101,9 @@ std::string describe(const esper_failure &failure)
          << format_size(failure.addresses_missing) << ". Free some, or audit without the fence.";
   }
   if (const char *file = capi().alloc_note_oom()) {
-    text << " What was allocated, and where: `python -m esper_alloc view " << file << "`.";
+    text << " What stood in its way, and what would have let it through: `python -m esper_alloc"
+         << " explain " << file << "`. What was allocated, and where: `python -m esper_alloc view "
+         << file << "`.";
   }
   return std::move(text).str();
 }

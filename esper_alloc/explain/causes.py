@@ -1,0 +1,81 @@
+"""What may be the cause that a request failed, as the recording shows it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..replay.reader import DEFAULT_POOL
+from ..view.places import NO_STACK
+from .job import ALLOC, FREE, FREE_PENDING, GRANULE, Job, Mask
+
+#: A line keeps memory step after step if so many of its blocks, or more, each are of another step,
+#: the last of them near the end of the recording; and if they are so large a share of what is live.
+_FEWEST, _LAST, _SHARE = 4, 0.8, 0.1
+
+
+def growing_lines(job: Job) -> list[int]:
+    """The lines whose live memory grew step after step, the largest first.
+
+    Two blocks are of different steps if memory of other lines was freed in between. What forward
+    keeps for backward grows within a step, so of that there must be blocks that outlived a backward
+    pass.
+    """
+    held, live_bytes = job.held_by_line(), int(job.sizes[job.live].sum())
+    kind, line_at = job.operations["kind"], job.line[job.slots]
+    born = np.zeros(len(job.sizes), np.int64)
+    born[job.slots[kind == ALLOC]] = np.flatnonzero(kind == ALLOC)
+    backward = born[job.in_category("backward")]
+    found = []
+    for line in np.argsort(-held, kind="stable").tolist():
+        if not held[line] or held[line] < _SHARE * live_bytes:
+            break
+        slots = np.flatnonzero(job.live & (job.line == line))
+        at = np.sort(born[slots])
+        frees = np.flatnonzero(np.isin(kind, (FREE, FREE_PENDING)) & (line_at != line))
+        steps = 1 + np.count_nonzero(np.diff(np.searchsorted(frees, at)))
+        after_backward = ((backward > at[0]) & (backward < at[-1])).any()
+        within = job.in_category("forward", "backward")[slots].all() and not after_backward
+        goes_on = at[-1] >= _LAST * len(kind)
+        if job.lines[line] != NO_STACK and steps >= _FEWEST and goes_on and not within:
+            found.append(line)
+    return found
+
+
+def is_longest_so_far(job: Job) -> bool:
+    """Whether the request's line has asked for various sizes, of which this is the largest."""
+    before = job.sizes[:-1][
+        (job.line == job.request.line)[:-1] & (job.born < job.request.entry)[:-1]
+    ]
+    return len(np.unique(before)) >= 4 and job.request.size >= int(before.max())
+
+
+def free_of_pool(job: Job) -> tuple[int, int]:
+    """Free bytes that the request could have if they were in one piece, and the largest piece."""
+    gaps = job.gaps.get(DEFAULT_POOL, [])
+    room = max(job.room.capacity - job.reserved, 0) // GRANULE * GRANULE
+    return sum(gaps) + room, max([*gaps, room])
+
+
+def kept_by_pools(job: Job) -> dict[int, int]:
+    """Free bytes of the other pools, by index."""
+    found = {number: sum(job.gaps.get(one, [])) for number, one in enumerate(job.pools)}
+    return {number: size for number, size in found.items() if number and size >= GRANULE}
+
+
+def kept_for_backward(job: Job) -> Mask:
+    """The slots that forward made and that are live."""
+    return job.live & job.in_category("forward")
+
+
+def scales(job: Job) -> Mask:
+    """The slots whose sizes go with the batch's: what forward, backward and data make, and lines
+    that free something; but neither weights and optimizer state nor blocks of their sizes, such as
+    gradients, nor what stays."""
+    lasting = job.in_category("weights", "optimizer")
+    frees = np.zeros(len(job.lines), np.bool_)
+    frees[job.line[(job.freed < job.request.entry) & ~lasting]] = True
+    frees[job.request.line] = True
+    passing = job.in_category("forward", "backward", "data") | frees[job.line]
+    growing = np.isin(job.line, growing_lines(job))
+    growing[-1] = False
+    return passing & ~growing & ~np.isin(job.sizes, job.sizes[lasting])

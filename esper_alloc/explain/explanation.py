@@ -1,0 +1,106 @@
+"""A request that failed, explained: its causes, the first one first, and the changes that help."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..replay.history import rebuild
+from ..replay.replay import MOST_RESERVED, load
+from . import causes
+from .changes import Tried, try_all
+from .job import Job, failures, job_of
+from .trial import Change, Outcome, attempt
+
+#: Kinds of changes against each cause.
+_AGAINST = {
+    "leak": ("free_each",), "pending": ("uses_end", "allowance"), "fragmentation": ("segments",),
+    "pool": ("release_pool",), "fraction": ("fraction",), "others": ("others",),
+    "lengths": ("batch",), "large": ("batch",), "activations": ("checkpoint",),
+}  # fmt: skip
+#: From these shares on: of the device, what others hold; of the capacity, one request; of what is
+#: live, what forward keeps; of the request, free memory in pieces.
+_OTHERS, _LARGE, _KEPT, _PIECES = 0.05, 0.4, 0.3, 0.1
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """causes: kinds, the likeliest first. as_it_was: the outcome without a change. enough: with all
+    the memory that it needs. tried: changes; where the replay serves the request as it was, only
+    another allocator."""
+
+    job: Job
+    causes: list[str]
+    as_it_was: Outcome
+    enough: Outcome
+    tried: list[Tried]
+
+    @property
+    def helps(self) -> list[Tried]:
+        """The changes that let the request through; first those that concern the first cause."""
+        kinds = [kind for cause in self.causes for kind in _AGAINST.get(cause, ())]
+        found = [one for one in self.tried if one.outcome.passes]
+        return sorted(found, key=lambda one: [*kinds, one.kind].index(one.kind))
+
+
+def explain_file(
+    path: str | os.PathLike[str],
+    report: Callable[[str], None] = lambda what: None,
+) -> list[Explanation]:
+    """The last request that failed, for each device of the file on which one did. Raises
+    SnapshotError and ReplayError."""
+    report(f"reading {path}")
+    snapshot = load(path)
+    found = []
+    for trace, history in zip(snapshot.traces, rebuild(snapshot)):
+        failed = failures(trace)
+        if failed:
+            report(f"explaining {path}, device {trace.device}")
+            found.append(explain(job_of(snapshot, trace, history, failed[-1])))
+    return found
+
+
+def explain(job: Job) -> Explanation:
+    """Raises ReplayError."""
+    as_it_was = attempt(job, Change())
+    tried = try_all(job)
+    if as_it_was.passes:  # then every change would seem to help
+        tried = [one for one in tried if one.kind == "segments" and not job.by_us]
+    enough = Outcome(False)
+    if job.reserved + job.request.size <= MOST_RESERVED:
+        enough = attempt(job, Change(unlimited=True))
+    return Explanation(job, _rank(job, tried), as_it_was, enough, tried)
+
+
+def _rank(job: Job, tried: list[Tried]) -> list[str]:
+    """What grows without end comes first, since with more memory it fails later; then what holds
+    memory that nobody uses; then who else has it; then what the job needs itself."""
+    helps = {one.kind for one in tried if one.outcome.passes}
+    live, size = int(job.sizes[job.live].sum()), job.request.size
+    free, largest = causes.free_of_pool(job)
+    kept = int(job.sizes[causes.kept_for_backward(job)].sum())
+    taken = job.room.taken or 0
+    fits = {
+        "leak": "free_each" in helps,
+        "pending": "uses_end" in helps,
+        "fragmentation": free >= size and free - largest >= _PIECES * size,
+        "pool": "release_pool" in helps,
+        "fraction": "fraction" in helps,
+        "others": "others" in helps and taken >= _OTHERS * job.room.total,
+        "lengths": causes.is_longest_so_far(job),
+        "large": size >= _LARGE * job.room.capacity,
+        "activations": "checkpoint" in helps and kept >= _KEPT * live,
+        "need": True,
+    }
+    return [kind for kind, does in fits.items() if does]
+
+
+def largest_lines(job: Job, most: int = 5) -> list[tuple[int, int, int]]:
+    """Lines with their live bytes and blocks, the largest first."""
+    held = job.held_by_line()
+    count = np.bincount(job.line[job.live], minlength=len(job.lines))
+    order = np.argsort(-held, kind="stable")[:most].tolist()
+    return [(line, int(held[line]), int(count[line])) for line in order if held[line]]

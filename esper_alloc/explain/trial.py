@@ -1,0 +1,145 @@
+"""The recorded job replayed with one thing changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from ..replay.reader import DEFAULT_POOL
+from ..replay.replay import ReplayError, Segments
+from .job import (
+    ALLOC,
+    DONE,
+    EMPTY,
+    FREE,
+    FREE_PENDING,
+    OPERATION,
+    RELEASE,
+    Ints,
+    Job,
+    Mask,
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is other than it was. Nothing is by default.
+
+    kind: of segments. allowance: bytes; -1: the host is not held back beyond what was recorded.
+    taken, limit: as in Room; -1: as it was, and a limit of None: none. unlimited: the device has
+    all the memory that it needs. scaled: slots whose sizes are multiplied by `factor`. absent:
+    slots that are never allocated. one_at_a_time: lines that free each block before they make the
+    next. uses_end: memory is over when it is freed. released: the index of a pool that is dropped
+    after its last use. emptied: the cache is emptied before this operation.
+    """
+
+    kind: Segments | None = None
+    allowance: int = -1
+    taken: int = -1
+    limit: int | None = -1
+    unlimited: bool = False
+    scaled: Mask | None = None
+    factor: float = 1.0
+    absent: Mask | None = None
+    one_at_a_time: tuple[int, ...] = ()
+    uses_end: bool = False
+    released: int = 0
+    emptied: int = -1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """passes: the request is served. peak: the most reserved bytes; 0: it failed. early: it failed
+    before the request came."""
+
+    passes: bool
+    peak: int = 0
+    early: bool = False
+
+
+def attempt(job: Job, change: Change) -> Outcome:
+    """Replays the job up to and with the request. Raises ReplayError where the replay itself
+    fails."""
+    room = job.room
+    taken = room.taken or 0 if change.taken < 0 else change.taken
+    limit = room.limit if change.limit == -1 else change.limit
+    operations = _operations(job, change)
+    try:
+        ran = _core.replay(
+            operations.tobytes(),
+            start=0,
+            slots=len(job.sizes),
+            streams=job.streams,
+            uses=job.uses,
+            pools=job.pools or [DEFAULT_POOL],
+            segments=change.kind or job.segments,
+            device="sim",
+            total=0 if change.unlimited else room.total,
+            taken=0 if change.unlimited else taken,
+            limit=0 if change.unlimited else limit or 0,
+            allowance=change.allowance,
+            timed=False,
+        )
+    except RuntimeError as error:
+        message, status, operation = error.args
+        if status != "ESPER_OUT_OF_MEMORY":
+            raise ReplayError(f"{job.path}: device {job.device}: {message}") from None
+        return Outcome(False, early=operation != len(operations) - 1)
+    return Outcome(True, ran["peak_reserved"])
+
+
+def _operations(job: Job, change: Change) -> NDArray[Any]:
+    """What is replayed: the operations as changed, with the request at their end."""
+    slots, request = job.slots, len(job.sizes) - 1
+    operations = np.empty(len(slots) + 1, OPERATION)
+    operations[:-1] = job.operations
+    operations[-1] = (ALLOC, request, job.request_stream, 0, job.sizes[-1])
+    slots = np.append(slots, request)
+    key = np.arange(len(slots), dtype=np.float64)
+    kept = np.ones(len(slots), np.bool_)
+    kind = operations["kind"]
+    if change.uses_end:
+        kind[kind == FREE_PENDING] = FREE
+        kept &= kind != DONE
+    else:  # what is pending to the last serves nobody, as if it were live
+        kept &= (kind != FREE_PENDING) | (job.over[slots] < job.request.entry)
+    if change.absent is not None:
+        kept &= ~change.absent[slots]
+    if change.scaled is not None:
+        scaled = change.scaled[slots] & (kind == ALLOC)
+        size = operations["size"]
+        size[scaled] = np.maximum(size[scaled] * change.factor, 1)
+    more: list[tuple[float, tuple[int, ...]]] = []
+    for line in change.one_at_a_time:
+        more += _freed_before_the_next(job, line, operations, slots, kept)
+    if change.released:
+        mine = np.flatnonzero(job.pool[slots] == change.released)
+        more.append((mine[-1] + 0.5, (RELEASE, 0, 0, change.released, 0)))
+    if change.emptied >= 0:
+        more.append((change.emptied - 0.5, (EMPTY, 0, 0, 0, 0)))
+    added = np.array([one for _, one in more], OPERATION)
+    key = np.concatenate([key[kept], [at for at, _ in more]])
+    return np.concatenate([operations[kept], added])[np.argsort(key, kind="stable")]
+
+
+def _freed_before_the_next(
+    job: Job, line: int, operations: NDArray[Any], slots: Ints, kept: Mask
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Frees to be added for the blocks of a line that live longer; their own frees are not kept."""
+    mine = (job.line[slots] == line) & kept
+    allocs = np.flatnonzero(mine & (operations["kind"] == ALLOC))
+    frees = np.flatnonzero(mine & np.isin(operations["kind"], (FREE, FREE_PENDING)))
+    freed_at = np.full(len(job.sizes), len(slots))
+    freed_at[slots[frees]] = frees
+    late = freed_at[slots[allocs[:-1]]] > allocs[1:]
+    longer = np.zeros(len(job.sizes), np.bool_)
+    longer[slots[allocs[:-1]][late]] = True
+    kept &= ~(longer[slots] & (operations["kind"] != ALLOC))
+    return [
+        (after - 0.5, (FREE, int(slots[before]), 0, 0, 0))
+        for before, after in zip(allocs[:-1][late], allocs[1:][late])
+    ]
