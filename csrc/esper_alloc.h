@@ -119,8 +119,8 @@ enum {
 /* Where memory comes from. One core may have segments of both kinds. */
 typedef enum esper_segments {
   ESPER_SEGMENTS_AUTO = 0,    /* mapped where the device can, else classic. Always classic for pools
-                                 made by esper_pool_create, and with max_split_size or
-                                 garbage_collection_threshold, which need classic segments. */
+                                 made by esper_pool_create, and with
+                                 garbage_collection_threshold, which needs classic segments. */
   ESPER_SEGMENTS_CLASSIC = 1, /* each is one allocation of a fixed size */
   ESPER_SEGMENTS_MAPPED = 2   /* reserved addresses with pages where memory is needed; classic where
                                  the device cannot map pages */
@@ -137,7 +137,7 @@ typedef struct esper_config {
    * streams' work before malloc holds the host back: it waits for the oldest of that work, so that
    * memory need not grow. 0: 128 MiB. ESPER_ALLOWANCE_OFF: the host is never held back. */
   size_t allowance;
-  size_t max_split_size;         /* 0: unlimited */
+  size_t max_split_size;         /* of classic segments. 0: unlimited */
   size_t max_non_split_rounding; /* 0: 20 MiB */
   size_t large_segment_size;     /* also of pages. 0: 20 MiB, and pages as in grow.c */
   /* Into how many steps each power of two is divided when a size is rounded up. Entry i is for

@@ -23,13 +23,14 @@ static bool is_share(double x)
   return x >= 0 && x < 1;
 }
 
-/* max_split_size and garbage_collection_threshold mean nothing for mapped segments. So a
- * configuration that gives one of them and leaves the kind open gets classic segments. */
+/* garbage_collection_threshold means nothing for mapped segments, so a configuration that gives it
+ * and leaves the kind open gets classic ones. max_split_size is for the fragmentation that mapped
+ * segments do not have. */
 static esper_segments kind_of_segments(const esper_config *given)
 {
-  bool concerns_classic = given->max_split_size || given->garbage_collection_threshold > 0;
-  return given->segments == ESPER_SEGMENTS_AUTO && concerns_classic ? ESPER_SEGMENTS_CLASSIC
-                                                                    : given->segments;
+  bool is_open = given->segments == ESPER_SEGMENTS_AUTO;
+  return is_open && given->garbage_collection_threshold > 0 ? ESPER_SEGMENTS_CLASSIC
+                                                            : given->segments;
 }
 
 esper_status config_set(core_t *core, const esper_config *given)
