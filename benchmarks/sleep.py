@@ -104,14 +104,14 @@ def warm_up() -> None:
 
 
 def bandwidth(
-    allocator: str, gib: float, cycles: int, plain_gib: float, saver: bool = False
+    allocator: str, gib: float, cycles: int, plain_gib: float, saver: str = ""
 ) -> dict[str, Any]:
     """Tensors and the private pools of two graphs sleep and wake; between the cycles the same
     process copies as many bytes from the device to pinned memory and back. `saver`: see below."""
     if cycles < 2:
         raise ValueError("the first cycle pins host memory, so there must be two")
     if saver:
-        measure_saver(gib, cycles)
+        measure_saver(gib, cycles, saver == "keeps host memory")
     import esper_alloc
 
     size, room = int(gib * GIB), int(plain_gib * GIB)
@@ -168,8 +168,9 @@ def rates(found: dict[str, list[float]], live: float, copied: float) -> dict[str
     }
 
 
-def measure_saver(gib: float, cycles: int) -> NoReturn:
+def measure_saver(gib: float, cycles: int, keeps: bool) -> NoReturn:
     """The same tensors in a region of torch_memory_saver's. Its graphs do not keep contents.
+    `keeps`: its host memory stays pinned; by default it is pinned anew for each pause.
 
     A block of the region that goes back to the driver while its thread is in no region ends the
     process. So nothing here empties PyTorch's cache, and the worker leaves before the region does:
@@ -178,7 +179,7 @@ def measure_saver(gib: float, cycles: int) -> NoReturn:
     from torch_memory_saver import torch_memory_saver as saver
 
     saver.hook_mode = "torch"  # no library is preloaded
-    saver.retain_cpu_backup = True
+    saver.retain_cpu_backup = keeps
     with saver.region(tag="kept", enable_cpu_backup=True):
         kept = make_tensors(int(gib * GIB))
     found: dict[str, list[float]] = {"sleep": [], "wake": []}

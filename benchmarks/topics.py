@@ -587,6 +587,7 @@ FENCE = Topic(
 
 # --- sleep and wake ----------------------------------------------------------
 SAVER, A_GIB = "torch_memory_saver", "a GiB of a later sleep"
+SAVER_BY_DEFAULT = f"{SAVER}, by default"
 
 
 def at_best(
@@ -609,8 +610,9 @@ BANDWIDTH_ROWS = [
         peer_name=A_GIB),
     own(OURS, "first sleep, which pins host memory", "s", "first_sleep_s", peer_key="a_gib_s",
         peer_name=A_GIB),
-    *beside(OURS, SAVER, ("sleep", "GiB/s", "sleep_gib_s"), ("wake", "GiB/s", "wake_gib_s"),
-            ("first sleep", "s", "first_sleep_s")),
+    *(row for saver in (SAVER, SAVER_BY_DEFAULT) for row in beside(
+        OURS, saver, ("sleep", "GiB/s", "sleep_gib_s"), ("wake", "GiB/s", "wake_gib_s"),
+        ("first sleep", "s", "first_sleep_s"))),
 ]  # fmt: skip
 
 
@@ -630,7 +632,9 @@ def turn_rows(rounds: Rounds, options: Options) -> list[Row]:
 SLEEP = Topic(
     "How fast does memory sleep and wake, and does everything go on as before?",
     Part("bandwidth", "sleep.bandwidth",
-         [*of(OURS), Case(SAVER, NATIVE, {"saver": True}, needs=SAVER)], BANDWIDTH_ROWS, FRESH),
+         [*of(OURS), Case(SAVER, NATIVE, {"saver": "keeps host memory"}, needs=SAVER),
+          Case(SAVER_BY_DEFAULT, NATIVE, {"saver": "by default"}, needs=SAVER)],
+         BANDWIDTH_ROWS, FRESH),
     Part("graphs", "sleep.graphs", of(OURS), [
         at_best("graph replays that differ, of 100 after a sleep", "wrong", 0.0),
     ], FRESH, rounds=1),
@@ -876,6 +880,38 @@ EXPLAIN = Topic(
     rounds=1,
 )  # fmt: skip
 
+VLLM_SLEEPS, ENGINE_BESIDE = "native, vLLM's sleep mode", f"{OURS}, engine in a process"
+AWAKE = f"{OURS}, nobody sleeps"
+COLOCATED = Topic(
+    "A trainer and vLLM take turns on one GPU: what do sleeping and waking cost a step?",
+    Part("step", "colocated.step", [
+        Case(OURS, OURS, needs="vllm"),
+        Case(AWAKE, OURS, {"flags": ("--awake", "--share", "0.3")}, needs="vllm"),
+        Case(VLLM_SLEEPS, NATIVE, needs="vllm"),
+        Case(ENGINE_BESIDE, OURS, {"flags": ("--engine-process",)}, {"ESPER_ALLOC": "1"},
+             needs="vllm"),
+    ], [
+        Row("a step", "s", "step_s", OURS, AWAKE, 1.35),
+        *beside(OURS, VLLM_SLEEPS, ("a step", "s", "step_s"),
+                ("sleep and wake of both", "s", "turns_s", 0.5),
+                ("the first sleep and wake of both", "s", "first_turns_s")),
+        own(OURS, "sleep and wake of both, seconds", "s", "turns_s", 1.0, "ours",
+            peer_key="first_turns_s", peer_name="the first time, which pins host memory"),
+        *beside(ENGINE_BESIDE, VLLM_SLEEPS, ("a step", "s", "step_s"),
+                ("sleep and wake of both", "s", "turns_s"), title="engine in a process: "),
+    ], FRESH, timeout=400.0),
+    Part("cycles", "colocated.cycles",
+         [Case(OURS, OURS, needs="vllm"), Case(VLLM_SLEEPS, NATIVE, needs="vllm")], [
+        *beside(OURS, VLLM_SLEEPS,
+                ("level 1, sleep", "s", "sleep_s"), ("level 1, wake", "s", "wake_s"),
+                ("level 1, device memory in use asleep", "MiB", "asleep_mib")),
+        at_best("tokens that differ after 100 cycles", "tokens_that_differ", 0.0),
+        at_best("device memory grown over 90 cycles", "grown_mib", 0.0, "MiB"),
+        at_best("host memory grown over 90 cycles", "host_grown_mib", 16.0, "MiB"),
+    ], FRESH, rounds=1, timeout=400.0),
+    rounds=3,
+)  # fmt: skip
+
 TOPICS: dict[str, Topic] = {
     "pipeline": PIPELINE, "prefetch": PREFETCH, "overlap": OVERLAP, "recipes": RECIPES,
     "allowances": ALLOWANCES, "least": LEAST_TOPIC, "jobs": JOBS_TOPIC, "limits": LIMITS,
@@ -884,5 +920,5 @@ TOPICS: dict[str, Topic] = {
     "record_use_cost": RECORD_USE_COST, "automatic_uses": AUTOMATIC_USES, "auditor": AUDITOR,
     "fence": FENCE, "sleep": SLEEP, "engines": ENGINES, "gather": GATHER,
     "normalize": NORMALIZE, "cifar_envs": CIFAR_ENVS, "cudagraph_outputs": CUDAGRAPH_OUTPUTS,
-    "stacks": STACKS, "explain": EXPLAIN,
+    "stacks": STACKS, "explain": EXPLAIN, "colocated": COLOCATED,
 }  # fmt: skip

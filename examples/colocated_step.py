@@ -71,7 +71,7 @@ class Engine:
     """vLLM, in this process or beside it. Apart from what vLLM puts to sleep itself, what it
     allocates here has the tag "engine": the memory of captured graphs, for one."""
 
-    def __init__(self, options: argparse.Namespace, folder: str) -> None:
+    def __init__(self, options: argparse.Namespace, folder: str, temperature: float = 1.0) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(options.engine_process)))
         from vllm import LLM, SamplingParams
 
@@ -90,17 +90,18 @@ class Engine:
                 worker_extension_cls="" if self.here else "colocated_step.Loader",
             )  # fmt: skip
         self.sampling = SamplingParams(
-            max_tokens=options.answer, temperature=1.0, seed=0, ignore_eos=True, detokenize=False
-        )
+            max_tokens=options.answer, temperature=temperature, seed=0, ignore_eos=True,
+            detokenize=False,
+        )  # fmt: skip
 
     def answer(self, prompts: list[list[int]]) -> list[list[int]]:
         asked = [{"prompt_token_ids": one} for one in prompts]
         answered = self.llm.generate(asked, self.sampling, use_tqdm=False)
         return [list(one.outputs[0].token_ids) for one in answered]
 
-    def sleep(self) -> None:
-        """The weights are dropped, because new ones come."""
-        self.llm.sleep(level=2)
+    def sleep(self, level: int = 2) -> None:
+        """Level 2 drops the weights, because new ones come; 1 keeps them."""
+        self.llm.sleep(level=level)
         if self.tagged:
             esper_alloc.sleep("engine")
 
@@ -109,6 +110,10 @@ class Engine:
         if self.tagged and what == "weights":
             esper_alloc.wake("engine")
         self.llm.wake_up(tags=[what])
+
+    def wake_all(self) -> None:
+        self.wake("weights")
+        self.wake("kv_cache")
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         if self.here:
@@ -223,7 +228,7 @@ def step(engine: Any, trainer: Any, prompts: list[list[int]], phase: Any, awake:
     return loss
 
 
-def main() -> None:
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -238,9 +243,14 @@ def main() -> None:
     parser.add_argument("--awake", action="store_true")
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if min(options.steps, options.prompts, options.prompt, options.answer, options.micro) < 1:
         parser.error("--steps, --prompts, --prompt, --answer and --micro must be at least 1")
+    return options
+
+
+def main() -> None:
+    options = parsed()
     if not torch.cuda.is_available():
         raise SystemExit("this example needs a GPU")
     if not options.native:

@@ -219,7 +219,10 @@ def test_topics_parts_and_settings_are_listed_without_a_gpu() -> None:
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(load("topics").TOPICS)
     done = command("sleep", "--list")
-    assert "bandwidth: esper_alloc; torch_memory_saver\n" in done.stdout
+    assert (
+        "bandwidth: esper_alloc; torch_memory_saver; torch_memory_saver, by default\n"
+        in done.stdout
+    )
     assert "setting: gib=20.0\n" in done.stdout
 
 

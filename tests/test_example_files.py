@@ -5,9 +5,11 @@ What they do is tested on a GPU: tests/gpu/test_examples.py.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +27,7 @@ EXAMPLES = sorted(
 
 #: Arguments that an example refuses, and what it says.
 REFUSED = {
+    "colocated_step.py": (["--steps", "0"], "must be at least 1"),
     "prefetch.py": (["--batches", "0"], "--batches must be at least 1"),
     "fsdp2.py": (["--native", "--automatic"], "not allowed with argument"),
     "cpp_extension/run.py": (["--folder", "/nonexistent"], "there is no such folder"),
@@ -118,3 +121,48 @@ def test_memory_in_turns_is_drawn_the_same_each_time(tmp_path: Path) -> None:
         example.draw(rows, tmp_path / name)
     drawn = (tmp_path / "turns.svg").read_text()
     assert drawn == (tmp_path / "again.svg").read_text() and drawn.rstrip().endswith("</svg>")
+
+
+class Side:
+    """An engine or trainer that says whether it is awake. Nobody works or loads asleep."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said, self.awake, self.model = said, False, torch.nn.Linear(2, 2)
+
+    def answer(self, prompts: list[list[int]]) -> list[list[int]]:
+        assert self.awake
+        return [[4, 5] for _ in prompts]
+
+    def train(self, tokens: object, rewards: object) -> float:
+        assert self.awake
+        return 0.5
+
+    def load(self, weights: dict[str, object]) -> None:
+        assert weights.keys() == {"weight", "bias"}
+        self.said.append("load")
+
+    def sleep(self) -> None:
+        self.awake = False
+
+    def wake(self, what: str = "") -> None:
+        self.awake = what != "weights"
+        self.said.append(what or "trainer")
+
+
+@pytest.mark.parametrize("awake", [False, True])
+def test_a_trainer_and_an_engine_take_turns(awake: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, said = load("colocated_step.py"), list[str]()
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
+    engine, trainer = Side(said), Side(said)
+    engine.awake, trainer.awake = True, awake
+    both: list[bool] = []
+
+    @contextlib.contextmanager
+    def phase(name: str) -> Iterator[None]:
+        yield
+        both.append(engine.awake and trainer.awake)
+
+    assert module.step(engine, trainer, [[1, 2], [3, 4]], phase, awake) == 0.5
+    assert any(both) == awake
+    assert said == (["load"] if awake else ["trainer", "weights", "load", "kv_cache"])
+    assert (engine.awake, trainer.awake) == (True, awake)

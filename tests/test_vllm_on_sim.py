@@ -66,7 +66,9 @@ allocator = get_mem_allocator_instance()
 assert cumem.cumem_available and allocator.get_current_usage() == 0
 host = torch.arange(3 * MIB, dtype=torch.int32)
 with allocator.use_memory_pool(tag="weights"):
+    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")  # as vLLM's worker does
     weights = host.to("cuda")
+    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:17592186044415")
 with allocator.use_memory_pool(tag="runtime"):
     table = host[:100].to("cuda")
     with allocator.use_memory_pool(tag="kv_cache"):

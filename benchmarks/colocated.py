@@ -1,0 +1,91 @@
+"""A trainer and vLLM on one GPU, as examples/colocated_step.py has them."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import resource
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from common import MIB, NATIVE, ROOT
+from measuring import choose_allocator, device_used_mib, machine, seconds_of
+
+SMALL = ["--size", "tiny", "--prompts", "4", "--prompt", "16", "--answer", "8", "--steps", "2"]
+ASLEEP = ("engine sleeps", "trainer wakes", "engine wakes, weights", "trainer sleeps",
+          "engine wakes, cache")  # fmt: skip
+
+
+def example() -> ModuleType:
+    name = "colocated_step"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def step(
+    allocator: str, flags: tuple[str, ...] = (), model: str = "3b", small: bool = False
+) -> dict[str, Any]:
+    """Means over steps but the first, s: of a step, and of all sleeping and waking in it."""
+    module = example()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "step.json")
+        native = ["--native"] if allocator == NATIVE else []
+        how = SMALL if small else ["--size", model]
+        sys.argv = ["colocated_step.py", *how, *native, *flags, "--json", str(path)]
+        module.main()
+        found = json.loads(path.read_text())
+    seconds = found["seconds"]
+    first = found["first"]
+    return {
+        "machine": machine(),
+        "step_s": sum(seconds.values()),
+        "turns_s": sum(seconds.get(one, 0.0) for one in ASLEEP),
+        "first_turns_s": sum(first.get(one, 0.0) for one in ASLEEP),
+        "training_gib": found["gib"]["training"],
+    }
+
+
+def cycles(
+    allocator: str, count: int = 100, model: str = "1.5b", small: bool = False
+) -> dict[str, Any]:
+    """An engine alone sleeps (level 1) and wakes. s of a sleep and of a wake; how many tokens of a
+    greedy answer differ afterwards; MiB by which device and host memory grew after ten cycles;
+    device memory in use while it sleeps."""
+    module = example()
+    count = 12 if small else count
+    native = ["--native"] if allocator == NATIVE else []
+    options = module.parsed(["--size", "tiny" if small else model, *native])
+    choose_allocator(allocator)
+    with tempfile.TemporaryDirectory() as folder:
+        module.config_of(options.size).save_pretrained(folder)
+        engine = module.Engine(options, folder, temperature=0.0)
+        prompts = [[3 + (7 * i + j) % 1000 for j in range(options.prompt)] for i in range(8)]
+        before = engine.answer(prompts)
+        slept, woke, asleep, used, host = [], [], [], [], []
+        for _ in range(count):
+            slept.append(seconds_of(lambda: engine.sleep(level=1)))
+            asleep.append(device_used_mib())
+            woke.append(seconds_of(engine.wake_all))
+            gc.collect()
+            used.append(device_used_mib())
+            host.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB)
+        after = engine.answer(prompts)
+    return {
+        "machine": machine(),
+        "sleep_s": sorted(slept[1:])[len(slept) // 2],
+        "wake_s": sorted(woke[1:])[len(woke) // 2],
+        "tokens_that_differ": sum(x != y for a, b in zip(before, after) for x, y in zip(a, b)),
+        "grown_mib": used[-1] - used[min(10, len(used) - 1)],
+        "host_grown_mib": host[-1] - host[min(10, len(host) - 1)],
+        "asleep_mib": asleep[-1],
+        "tokens": float(torch.tensor(before).numel()),
+    }
