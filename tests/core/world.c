@@ -38,7 +38,7 @@ void world_begin_with(world *w, const sim_options *options, const esper_config *
 
 void world_begin(world *w)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+  sim_options options = {WHEN_TOLD};
   world_begin_with(w, &options, NULL);
 }
 

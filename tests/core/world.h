@@ -19,8 +19,10 @@ typedef struct world {
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 
-/* Begins with the oracle on and operations that complete when told. */
-void world_begin(world *w);
+/* Options of a device: with the oracle on, and operations that complete when told. */
+#define WHEN_TOLD .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD
+
+void world_begin(world *w); /* WHEN_TOLD */
 /* `config` NULL: the host is never held back; otherwise as the configuration says. */
 void world_begin_with(world *w, const sim_options *options, const esper_config *config);
 /* From now on the host is held back beyond so many pending bytes; 0: beyond the default. */

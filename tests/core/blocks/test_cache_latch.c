@@ -88,9 +88,8 @@ static void resume(void)
   unlock(&w.core->devices[0].lock);
 }
 
-TEST(mallocs_that_wait_at_a_latch_are_served_when_it_opens)
+SCENE(mallocs_that_wait_at_a_latch_are_served_when_it_opens)
 {
-  begin();
   asker a, b;
   pause();
   CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
@@ -105,7 +104,6 @@ TEST(mallocs_that_wait_at_a_latch_are_served_when_it_opens)
   CHECK_OK(esper_free(w.core, b.got));
   CHECK_EQ(count_of_blocks().allocated, 3);
   CHECK_EQ(count_of_blocks().current, 0);
-  end();
 }
 
 /* A heap goes when its memory gets another home; a free that was on its way to it comes to
@@ -117,10 +115,9 @@ static void *try_latch(void *over)
   return NULL;
 }
 
-TEST(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
+SCENE(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
 {
   enum { TIMES = 2000 };
-  begin();
   pthread_t thread;
   atomic_bool over = false;
   device_t *device = &w.core->devices[0];
@@ -141,5 +138,4 @@ TEST(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
   }
   atomic_store(&over, true);
   pthread_join(thread, NULL);
-  end();
 }

@@ -53,9 +53,8 @@ static int64_t credit_in_pools(void)
   return bytes;
 }
 
-TEST(credit_reaches_up_to_the_peak)
+SCENE(credit_reaches_up_to_the_peak)
 {
-  begin();
   void *p = world_malloc(&w, 256 * KIB, r), *q = world_malloc(&w, 64 * KIB, r);
   world_free(&w, q);
   block_t like = {.size = 64 * KIB, .requested = 60 * KIB};
@@ -81,12 +80,10 @@ TEST(credit_reaches_up_to_the_peak)
   caches_resume(first_device());
   unlock(&first_device()->lock);
   world_free(&w, p);
-  end();
 }
 
-TEST(credit_beyond_a_peak_is_noticed)
+SCENE(credit_beyond_a_peak_is_noticed)
 {
-  begin();
   world_free(&w, world_malloc(&w, MIB, r));
   stat_shard_t *shard = &heap_of(r)->cache.shard;
   credit_pool_t *pool = &first_device()->credit.pools[0];
@@ -101,7 +98,6 @@ TEST(credit_beyond_a_peak_is_noticed)
   shard->credit[ESPER_SMALL].count = -1;
   CHECK(!shards_are_valid(first_device()));
   shard->credit[ESPER_SMALL].count = count;
-  end();
 }
 
 static int64_t sum_of_peaks(void)

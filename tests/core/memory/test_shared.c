@@ -7,9 +7,8 @@
 
 /* ---- naming ---------------------------------------------------------------- */
 
-TEST(what_cannot_be_named_is_refused)
+SCENE(what_cannot_be_named_is_refused)
 {
-  begin();
   esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};
   esper_page_name *pages;
   size_t count;
@@ -22,12 +21,10 @@ TEST(what_cannot_be_named_is_refused)
   p = get(50);
   CHECK_STATUS(esper_share(w.core, p, &address, &pages, &count), ESPER_INVALID);
   CHECK(!pages && !count);
-  end();
 }
 
-TEST(pages_that_cannot_be_shared_say_so)
+SCENE(pages_that_cannot_be_shared_say_so)
 {
-  begin();
   esper_page_name *pages;
   size_t count;
   void *address;
@@ -39,7 +36,6 @@ TEST(pages_that_cannot_be_shared_say_so)
   world_free(&w, p);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* nothing holds them */
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
-  end();
 }
 
 static void *share_what_is_freed(void *p)
@@ -70,9 +66,8 @@ static void share_and_free(void *context, sim_call call, int device, void *objec
   world_free(&w, p);
 }
 
-TEST(what_is_freed_before_it_is_named_is_refused)
+SCENE(what_is_freed_before_it_is_named_is_refused)
 {
-  begin();
   named_late.block = get(10);
   world_free(&w, get(10));
   sim_before_call(w.s, SIM_CALL_page_unmap, share_and_free, NULL);
@@ -82,7 +77,6 @@ TEST(what_is_freed_before_it_is_named_is_refused)
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
   CHECK_EQ(alive().names, 0);
-  end();
 }
 
 /* Memory of others grows and grows, always somebody's. */
@@ -127,9 +121,8 @@ TEST(who_shares_has_a_turn_while_the_memory_of_others_grows)
   end();
 }
 
-TEST(what_the_driver_refuses_to_name_is_named_later)
+SCENE(what_the_driver_refuses_to_name_is_named_later)
 {
-  begin();
   void *p = get(12), *address;
   esper_page_name *pages;
   size_t count;
@@ -143,12 +136,10 @@ TEST(what_the_driver_refuses_to_name_is_named_later)
   CHECK_EQ(esper_unshare(w.core), 2);
   CHECK_EQ(esper_unshare(w.core), 1);
   free(x.pages);
-  end();
 }
 
-TEST(there_may_be_no_host_memory)
+SCENE(there_may_be_no_host_memory)
 {
-  begin();
   void *p = get(12), *address;
   esper_page_name *pages = NULL;
   size_t count;
@@ -169,14 +160,12 @@ TEST(there_may_be_no_host_memory)
   sim_alive after = alive();
   CHECK(!x.base && !memcmp(&before, &after, sizeof before));
   free(x.pages);
-  end();
 }
 
 /* ---- pages stay ------------------------------------------------------------ */
 
-TEST(shared_pages_neither_move_nor_go_back)
+SCENE(shared_pages_neither_move_nor_go_back)
 {
-  begin();
   void *p[4];
   for (int i = 0; i < 4; i++)
     p[i] = get(20);
@@ -195,12 +184,10 @@ TEST(shared_pages_neither_move_nor_go_back)
   world_check(&w);
   free(x.pages);
   free(y.pages);
-  end();
 }
 
-TEST(what_is_not_live_can_be_unshared)
+SCENE(what_is_not_live_can_be_unshared)
 {
-  begin();
   void *p = get(20), *q = get(20), *a = world_malloc(&w, 512, r), *b = world_malloc(&w, 512, r);
   sent x = share(p), y = share(q), z = share(a);
   CHECK_EQ(esper_unshare(w.core), 0);
@@ -225,7 +212,6 @@ TEST(what_is_not_live_can_be_unshared)
   close_there(&y);
   close_there(&z);
   CHECK_EQ(alive().bytes, 0);
-  end();
 }
 
 TEST(the_memory_outlives_the_core_that_named_it)

@@ -13,9 +13,7 @@ enum { X = 12, Y = 14 }; /* MiB: each has a segment of its own */
 
 static inline void begin_with(const esper_config *config, size_t capacity)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = capacity};
+  sim_options options = {WHEN_TOLD, .capacity = capacity};
   world_begin_with(&w, &options, config);
   r = w.stream[0];
   s = w.stream[1];

@@ -18,9 +18,8 @@ TEST(the_same_id_on_another_device_is_another_stream)
 
 /* Streams that only read, each for a while: what is known of one serves the
  * next, and the numbers go on. */
-TEST(streams_that_come_and_go_take_no_memory)
+SCENE(streams_that_come_and_go_take_no_memory)
 {
-  begin();
   void *x = world_malloc(&w, 512, w.stream[0]);
   unsigned before = 0;
   uint64_t last = 0;
@@ -39,7 +38,6 @@ TEST(streams_that_come_and_go_take_no_memory)
   }
   CHECK_EQ(w.core->stream_count, before);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
-  end();
 }
 
 static void present_own(void *stream)
@@ -47,9 +45,8 @@ static void present_own(void *stream)
   *(stream_t **)stream = present((esper_stream){(void *)2, 0, 0}).stream;
 }
 
-TEST(a_special_handle_is_the_legacy_stream_or_the_threads_own)
+SCENE(a_special_handle_is_the_legacy_stream_or_the_threads_own)
 {
-  begin();
   CHECK(present((esper_stream){NULL, 0, 0}).stream == device->legacy);
   CHECK(present((esper_stream){(void *)1, 0, 0}).stream == device->legacy);
   stream_t *mine, *again, *others;
@@ -58,5 +55,4 @@ TEST(a_special_handle_is_the_legacy_stream_or_the_threads_own)
   CHECK(mine == again && mine != device->legacy);
   check_on_another_thread(present_own, &others);
   CHECK(others != mine);
-  end();
 }

@@ -7,12 +7,10 @@
 
 static inline void begin_as(size_t capacity, size_t allowance, sim_completion completion)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+  begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN,
                          .completion = completion,
-                         .capacity = capacity};
-  esper_config config = {.allowance = allowance};
-  world_begin_with(&w, &options, &config);
-  name_streams();
+                         .capacity = capacity},
+           &(esper_config){.allowance = allowance});
 }
 
 static inline void begin_with(size_t capacity, size_t allowance)

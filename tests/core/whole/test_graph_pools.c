@@ -10,9 +10,8 @@
 
 /* s is being captured, so no event says when it is done with what it freed; when its use
  * of p was over an older one does. */
-TEST(older_events_of_a_captured_stream_are_waited_for)
+SCENE(older_events_of_a_captured_stream_are_waited_for)
 {
-  begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
   world_kernel(&w, r, p);
@@ -31,7 +30,6 @@ TEST(older_events_of_a_captured_stream_are_waited_for)
   sim_capture_abort(w.s, 0, s.handle);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   drop(graph, ID);
-  end();
 }
 
 /* ---- what is freed meanwhile ---------------------------------------------------- */
@@ -69,10 +67,9 @@ static void wait_for_frees(other_thread *other)
 /* Heaps of one stream are united then, and the others go: ThreadSanitizer sees who still reads
  * those. What is freed then was allocated in an earlier capture, and its segment is about to change
  * its home. */
-TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
+SCENE(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
 {
   enum { TIMES = 20 };
-  begin();
   pthread_t id;
   esper_pool *pool;
   other_thread other = {0};
@@ -103,14 +100,12 @@ TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
   for (int i = 0; i < TIMES; i++)
     drop(graphs[i], ID);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  end();
 }
 
 /* A pool is begun again while a capture still works in it, and the driver does not
  * say so: what that capture marked counts on. */
-TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
+SCENE(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
 {
-  begin();
   capture_begin(ID);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, x);
@@ -128,7 +123,6 @@ TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
   sim_graph *graph = capture_end(ID);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   drop(graph, ID);
-  end();
 }
 
 /* Memory of a graph's pool with a use that has no event, freed while a capture goes on
@@ -204,9 +198,8 @@ TEST(memory_that_owes_what_has_no_event_is_not_lost_to_its_pool)
 }
 
 /* Something was recorded on the owner's stream between the quiesce and the capture. */
-TEST(memory_that_its_owner_used_since_the_quiesce_waits_for_the_next)
+SCENE(memory_that_its_owner_used_since_the_quiesce_waits_for_the_next)
 {
-  begin();
   capture_begin(ID);
   void *saved = world_malloc(&w, 12 * MIB, r);
   sim_graph *first = capture_end(ID);
@@ -223,7 +216,6 @@ TEST(memory_that_its_owner_used_since_the_quiesce_waits_for_the_next)
   sim_graph *second = capture_end(ID);
   drop(first, ID);
   drop(second, ID);
-  end();
 }
 
 /* The same calls give the same memory, whatever has completed by then. */

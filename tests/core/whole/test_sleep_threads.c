@@ -170,11 +170,7 @@ static bool looking; /* calls within calls */
 
 static void begin_copying(void)
 {
-  sim_options options = {.devices = 3,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .capacity = 1024 * MIB};
+  sim_options options = {WHEN_TOLD, .devices = 3, .virtual_memory = 1, .capacity = 1024 * MIB};
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
   world_begin_with(&w, &options, &config);
   r = w.stream[0];
