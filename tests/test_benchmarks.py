@@ -99,26 +99,19 @@ ANSWERED = {
     "auditor": ("host memory after 1,000,000 operators",),
     "churn": ("^reserved / live, ",),
     "cifar_envs": ("16 environments on two GPUs",),
-    "cudagraph_outputs": (
-        "simulator fp32: sizes that fail", "simulator fp64: sizes that fail", "wrapper, esper_alloc",
-        ": copied a run",
-    ),
-    "gather": (
-        "a batch, 1 x 8192", "an epoch of uint8", "convolutions on a batch", "a batch of 512: ",
-        "a batch, 1 x 512, beside DataLoader", ", native allocator", "start of an epoch",
-    ),
+    "cudagraph_outputs": ("simulator fp32: sizes that fail", "simulator fp64: sizes that fail",
+     "wrapper, esper_alloc", ": copied a run"),
+    "gather": ("a batch, 1 x 8192", "an epoch of uint8", "convolutions on a batch",
+     "a batch of 512: ", "a batch, 1 x 512, beside DataLoader", ", native allocator",
+     "start of an epoch"),
     "jobs": ("replayed peak reserved", "changes of reserved memory"),
-    "normalize": (
-        "relative error, ", "missing of ", "ten in a CUDA graph", "update, then normalize",
-        "^normalize, ",
-    ),
+    "normalize": ("relative error, ", "missing of ", "ten in a CUDA graph",
+     "update, then normalize", "^normalize, "),
     "pair": (r"allocate\(\) and drop",),
     "pipeline": ("simulated device",),
     "precision": ("of 20 tries, memory reused at once", ", allowance=0"),
-    "record_use_cost": (
-        "allocate, mark and free", "events ", "uses a stream", "memory taken by",
-        "allocate and drop, unmarked", ", beside an event record", "C, eight blocks",
-    ),
+    "record_use_cost": ("allocate, mark and free", "events ", "uses a stream", "memory taken by",
+     "allocate and drop, unmarked", ", beside an event record", "C, eight blocks"),
     "startup": ("^making the context", "^the same, after a tensor"),
     "sleep": ("PPO in turns: device memory", "GPT-2: a sleep", ": a turn$"),
 }  # fmt: skip
@@ -470,14 +463,10 @@ def rows_of(made: Any) -> dict[tuple[str, str], dict[str, Any]]:
 
 def worker(allocated: float, reserved: float, step: float, outputs: str = "abc") -> dict[str, Any]:
     return {
-        "peak_allocated_mib": allocated,
-        "peak_reserved_mib": reserved,
-        "step_ms": step,
-        "first_step_ms": 2 * step,
-        "beyond_reserved_mib": 500.0,
-        "smi_beyond_reserved_mib": 501.0,
+        "peak_allocated_mib": allocated, "peak_reserved_mib": reserved, "step_ms": step,
+        "first_step_ms": 2 * step, "beyond_reserved_mib": 500.0, "smi_beyond_reserved_mib": 501.0,
         "outputs": list(outputs),
-    }
+    }  # fmt: skip
 
 
 def add_job(

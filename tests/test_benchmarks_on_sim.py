@@ -61,21 +61,13 @@ def measured(library: Path, topic: str, allocator: str, **settings: Any) -> dict
 #: than the simulated device has.
 SIZES, MANY = ("1 MiB", "512 B", "64 MiB"), "{} live blocks up to 8 MiB"
 FIGURES: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "pair": (
-        [*(f"raw_alloc + raw_delete, {size}" for size in SIZES), "torch.empty and drop, 4 KiB"],
-        {},
-    ),
-    "threads": (
-        [f"{kind}, {size}, {threads} threads"
-         for size in ("4 KiB", "1 MiB")
-         for kind, counts in (("pairs", (1, 4)), ("pairs, handed on", (4,)))
-         for threads in counts],
-        {"most": 4, "milliseconds": 500},
-    ),
-    "churn": (
-        [f"{MANY.format(count)}: ns" for count in ("100", "1,000")],
-        {"most": 100_000, "operations": 2000},
-    ),
+    "pair": ([*(f"raw_alloc + raw_delete, {size}" for size in SIZES),
+     "torch.empty and drop, 4 KiB"], {}),
+    "threads": ([f"{kind}, {size}, {threads} threads" for size in ("4 KiB", "1 MiB") for kind,
+     counts in (("pairs", (1, 4)), ("pairs, handed on", (4,))) for threads in counts], {"most": 4,
+     "milliseconds": 500}),
+    "churn": ([f"{MANY.format(count)}: ns" for count in ("100", "1,000")], {"most": 100_000,
+     "operations": 2000}),
 }  # fmt: skip
 
 

@@ -50,14 +50,9 @@ TORCH = (
 FOLDERS = {"core": CORE, "torch": TORCH}
 #: All folders that are layers, from the lowest to the highest.
 LAYERS = (
-    "device",
-    *(f"core/{folder}" for folder in CORE),
-    "sleep",
-    "black_box",
-    "replay",
-    "audit",
+    "device", *(f"core/{folder}" for folder in CORE), "sleep", "black_box", "replay", "audit",
     *(f"torch/{folder}" for folder in TORCH),
-)
+)  # fmt: skip
 #: By these the shim reaches the core and the engine in another module.
 CAPSULES = ("python/capi.h", "python/audit_capi.h")
 #: The C++ files of the PyTorch module.

@@ -29,18 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "helpers": {"installation", "uses"},
     "replay": {"recorder"},
     "view": {"recorder"},
-    "cli": {
-        "installation",
-        "recorder",
-        "torch_allocator",
-        "uses",
-        "auditor",
-        "helpers",
-        "replay",
-        "view",
-        "esper_alloc",
-    },
-}
+    "cli": {"installation", "recorder", "torch_allocator", "uses", "auditor", "helpers", "replay",
+     "view", "esper_alloc"},
+}  # fmt: skip
 #: The modules beside the folders: the public names, and ``python -m esper_alloc``.
 TOP = {
     "__init__": {"installation", "recorder", "torch_allocator", "uses", "auditor", "helpers"},

@@ -124,13 +124,9 @@ def test_programs_have_everything_and_repeat() -> None:
 
 def test_the_oracle_by_hand() -> None:
     program = [
-        Step("new", 0, 0, number=5, size=2),
-        Step("view", 1, 1, (0,), size=2),
-        Step("in_place", 2, inputs=(1,), number=3),
-        Step("add", 1, 2, (0, 1), size=2),
-        Step("check", 3, inputs=(0,)),
-        Step("backward", 1, 3, (2,), size=2),
-        Step("graph", 1, 4, (3,), number=4, size=2),
-        Step("check", 0, inputs=(4,)),
-    ]
+        Step("new", 0, 0, number=5, size=2), Step("view", 1, 1, (0,), size=2),
+        Step("in_place", 2, inputs=(1,), number=3), Step("add", 1, 2, (0, 1), size=2),
+        Step("check", 3, inputs=(0,)), Step("backward", 1, 3, (2,), size=2),
+        Step("graph", 1, 4, (3,), number=4, size=2), Step("check", 0, inputs=(4,)),
+    ]  # fmt: skip
     assert values_of(program) == {4: 8, 7: 20}

@@ -157,22 +157,15 @@ def every_call(device: str = "cuda") -> list[Any]:
     small, large = torch.randn(64, 64, device=device), torch.randn(9000, 64, device=device)
     mask, weights = torch.rand(64, device=device) > 0.5, torch.rand(64, 64, device=device)
     return [
-        lambda: rms.update(small),
-        lambda: rms.update(large),
-        lambda: rms.update(small, mask=mask, weights=weights),
-        lambda: rms.normalize(small),
-        lambda: rms.denormalize(small),
-        lambda: rms.update_and_normalize(small),
+        lambda: rms.update(small), lambda: rms.update(large),
+        lambda: rms.update(small, mask=mask, weights=weights), lambda: rms.normalize(small),
+        lambda: rms.denormalize(small), lambda: rms.update_and_normalize(small),
         lambda: rms.update_and_normalize(large),
-        lambda: rms.merge(RunningMeanStd(64, device=device)),
-        lambda: rms.reset(),
-        lambda: value.update(small),
-        lambda: value.normalize(small),
-        lambda: value.denormalize(small),
-        lambda: value.std,
-        lambda: reward.update_and_normalize(small),
-        lambda: reward.normalize_only(small),
-    ]
+        lambda: rms.merge(RunningMeanStd(64, device=device)), lambda: rms.reset(),
+        lambda: value.update(small), lambda: value.normalize(small),
+        lambda: value.denormalize(small), lambda: value.std,
+        lambda: reward.update_and_normalize(small), lambda: reward.normalize_only(small),
+    ]  # fmt: skip
 
 
 def test_nothing_waits_for_the_device() -> None:

@@ -35,13 +35,6 @@ def test_graphs_replay_bit_for_bit_after_a_hundred_cycles() -> None:
     assert "wake() first" in found["refused"]
 
 
-def test_pools_and_compiled_functions_sleep_with_the_tag_around_them() -> None:
-    """Pools have mapped segments, which can sleep, where these are asked for."""
-    found = run_program("sleep", "pools_and_compiled", env={"ESPER_ALLOC_SEGMENTS": "mapped"})
-    assert found["wrong"] == 0
-    assert found["tagged"] >= found["least"]
-
-
 def test_training_that_sleeps_has_the_same_losses() -> None:
     found = run_program("sleep", "training", env={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
     assert len(set(found["plain"])) > 6

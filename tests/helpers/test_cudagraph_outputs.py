@@ -263,13 +263,10 @@ def test_what_expand_repeats_is_copied_once(trees) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda y: y[:0],
-        lambda y: y.to(torch.complex64).conj(),
-        lambda y: y.t(),
-        lambda y: y[:, 1],
+        lambda y: y[:0], lambda y: y.to(torch.complex64).conj(), lambda y: y.t(), lambda y: y[:, 1],
         lambda y: torch.nn.Parameter(y),
     ],
-)
+)  # fmt: skip
 def test_unusual_tensors(trees, make) -> None:
     memory = torch.ones(2, 3)
 

@@ -773,12 +773,8 @@ def images(length: int = 40, channels: int = 3, height: int = 6, width: int = 5)
 
 def transformed(pictures, transform, **arguments):
     given = {
-        "batch_size_per_env": 5,
-        "n_envs": 2,
-        "env_devices": ["cpu"] * 2,
-        "seed": 9,
-        **arguments,
-    }
+        "batch_size_per_env": 5, "n_envs": 2, "env_devices": ["cpu"] * 2, "seed": 9, **arguments,
+    }  # fmt: skip
     return GatherBatchIterator(pictures, torch.arange(len(pictures)), transform=transform, **given)
 
 
@@ -991,16 +987,11 @@ def test_missing_files_are_named(root) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"batch_size_per_env": 0},
-        {"n_envs": 0, "env_devices": []},
-        {"n_envs": 2, "env_devices": ["cpu"]},
-        {"env_devices": ["mps", "cpu"]},
-        {"seed": 2**64},
-        {"order": "random"},
-        {"rank": 2, "world_size": 2},
-        {"reuse": -1},
+        {"batch_size_per_env": 0}, {"n_envs": 0, "env_devices": []},
+        {"n_envs": 2, "env_devices": ["cpu"]}, {"env_devices": ["mps", "cpu"]}, {"seed": 2**64},
+        {"order": "random"}, {"rank": 2, "world_size": 2}, {"reuse": -1},
     ],
-)
+)  # fmt: skip
 def test_cifar_arguments_are_checked_before_files(root, arguments) -> None:
     with pytest.raises(ValueError):
         cifar_iterator(root, **arguments)

@@ -1396,17 +1396,13 @@ def test_missing_kernels_are_said_once_with_the_command(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "facts, words",
     [
-        (
-            {"HAS_KERNELS": False, "WHAT_IS_MISSING": ["the kernels: no nvcc. Do this"]},
-            "no nvcc. Do this",
-        ),
+        ({"HAS_KERNELS": False, "WHAT_IS_MISSING": ["the kernels: no nvcc. Do this"]},
+         "no nvcc. Do this"),
         ({"HAS_KERNELS": False, "WHAT_IS_MISSING": []}, "the PyTorch part was not built either"),
-        (
-            {"HAS_KERNELS": True, "BUILT_FOR": {"1.0": "9.0"}, "WHAT_IS_MISSING": []},
-            "the build that has them was built for torch 1.0, and this is torch 2.",
-        ),
+        ({"HAS_KERNELS": True, "BUILT_FOR": {"1.0": "9.0"}, "WHAT_IS_MISSING": []},
+         "the build that has them was built for torch 1.0, and this is torch 2."),
     ],
-)
+)  # fmt: skip
 def test_why_there_are_no_kernels(
     facts: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,14 +166,11 @@ def built_for(monkeypatch):
         (torch_like("2.11.0+cpu", cuda=None), ["2.11"], "built without CUDA"),
         (torch_like("2.11.0+cu130"), [], "installed without its PyTorch part"),
         (torch_like("2.12.1+cu130"), ["2.11"], "built for torch 2.11, and this is torch 2.12.1"),
-        (
-            torch_like("2.1.0"),
-            ["2.11", "2.12"],
-            "needs torch 2.11 or newer, and this is torch 2.1.0",
-        ),
+        (torch_like("2.1.0"), ["2.11", "2.12"],
+         "needs torch 2.11 or newer, and this is torch 2.1.0"),
         (torch_like("2.11.0+cu126", cuda="12.6"), ["2.11"], "has CUDA 12.6"),
     ],
-)
+)  # fmt: skip
 def test_refusals_are_one_sentence_with_a_remedy(built_for, torch, built, told):
     built_for(*built)
     with pytest.raises(UnavailableError) as refused:
@@ -494,14 +491,11 @@ def test_variable_enables_at_import():
 @pytest.mark.parametrize(
     "name, value, words",
     [
-        (
-            "ESPER_ALLOC_ALLOWANCE",
-            "fast",
-            "is not a size: use bytes, a size such as 128MiB, 1 GiB or 512M, or off",
-        ),
+        ("ESPER_ALLOC_ALLOWANCE", "fast",
+         "is not a size: use bytes, a size such as 128MiB, 1 GiB or 512M, or off"),
         ("ESPER_ALLOC_SEGMENTS", "big", "is not a kind of segments: use auto, mapped or classic"),
     ],
-)
+)  # fmt: skip
 def test_values_that_nobody_knows_are_named_at_once(name, value, words):
     """Not when CUDA starts, which without a GPU it never does."""
     run(

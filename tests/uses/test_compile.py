@@ -171,18 +171,13 @@ def test_containers_are_one_operator():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: collections.deque([x]),
-        lambda x: [collections.deque([x])],
-        lambda x: [collections.UserDict(a=x)],
-        lambda x: [collections.OrderedDict(a=x)],
+        lambda x: collections.deque([x]), lambda x: [collections.deque([x])],
+        lambda x: [collections.UserDict(a=x)], lambda x: [collections.OrderedDict(a=x)],
         lambda x: (collections.defaultdict(list, {1: [x]}),),
-        lambda x: [types.MappingProxyType({"a": x})],
-        lambda x: {"a": x}.values(),
-        lambda x: [frozenset([x])],
-        lambda x: [3, (None, "x", {"a": [x]})],
-        lambda x: Made(x, 2),
+        lambda x: [types.MappingProxyType({"a": x})], lambda x: {"a": x}.values(),
+        lambda x: [frozenset([x])], lambda x: [3, (None, "x", {"a": [x]})], lambda x: Made(x, 2),
     ],
-)
+)  # fmt: skip
 def test_containers_are_searched_as_in_eager_code(make):
     def f(x):
         y = x + 1
@@ -903,13 +898,10 @@ def test_without_the_passes_that_they_need_marks_are_an_error():
 @pytest.mark.parametrize(
     "operator, arguments",
     [
-        ("record_use", (0, -1, False)),
-        ("record_use", (0, -2, True)),
-        ("record_use.again", (0, -1, 7)),
-        ("order", (0, -1, False)),
-        ("in_memory", ()),
+        ("record_use", (0, -1, False)), ("record_use", (0, -2, True)),
+        ("record_use.again", (0, -1, 7)), ("order", (0, -1, False)), ("in_memory", ()),
     ],
-)
+)  # fmt: skip
 def test_operators_pass_opcheck(operator, arguments):
     packet, _, overload = operator.partition(".")
     op = getattr(getattr(OPS, packet), overload or "default")

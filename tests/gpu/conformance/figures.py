@@ -81,14 +81,11 @@ def peaks_and_resets() -> Any:
 def short_forms() -> Any:
     x = bytes_of(3 * MiB)
     answer = [
-        torch.cuda.memory_allocated(),
-        torch.cuda.max_memory_allocated(),
-        torch.cuda.memory_reserved(),
-        torch.cuda.max_memory_reserved(),
-        torch.cuda.memory_allocated(0),
-        torch.cuda.memory_allocated("cuda"),
+        torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(),
+        torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved(),
+        torch.cuda.memory_allocated(0), torch.cuda.memory_allocated("cuda"),
         torch.cuda.memory_allocated(torch.device("cuda:0")),
-    ]
+    ]  # fmt: skip
     del x
     free, total = torch.cuda.mem_get_info()
     return [
@@ -104,13 +101,10 @@ def accelerator_functions() -> Any:
     x = bytes_of(3 * MiB)
     a = torch.accelerator
     answer: list[Any] = [
-        a.memory_allocated(),
-        a.max_memory_allocated(),
-        a.memory_reserved(),
-        a.max_memory_reserved(),
-        dict(a.memory_stats()) == dict(torch.cuda.memory_stats()),
+        a.memory_allocated(), a.max_memory_allocated(), a.memory_reserved(),
+        a.max_memory_reserved(), dict(a.memory_stats()) == dict(torch.cuda.memory_stats()),
         sorted(a.memory_stats()),
-    ]
+    ]  # fmt: skip
     del x
     a.empty_cache()
     answer += [a.memory_reserved(), a.max_memory_allocated()]
@@ -194,10 +188,8 @@ def the_fraction_that_was_set() -> Any:
 
 @scenario()
 def oversize_is_unlimited_by_default() -> Any:
-    x = bytes_of(300 * MiB)
-    answer = stats("oversize_allocations.current", "oversize_segments.current", "max_split_size")
-    del x
-    return answer
+    _x = bytes_of(300 * MiB)
+    return stats("oversize_allocations.current", "oversize_segments.current", "max_split_size")
 
 
 @scenario("gpu")

@@ -18,12 +18,9 @@ def zero_bytes() -> Any:
     raw = torch.cuda.caching_allocator_alloc(0)
     torch.cuda.caching_allocator_delete(0)
     return [
-        x.data_ptr(),
-        storage.data_ptr(),
-        raw,
-        x.device.index,
+        x.data_ptr(), storage.data_ptr(), raw, x.device.index,
         before == stats("allocation.all.allocated", "num_device_alloc"),
-    ]
+    ]  # fmt: skip
 
 
 @scenario()
@@ -214,14 +211,10 @@ def cuda_array_interface() -> Any:
     shown = x.__cuda_array_interface__
     y = torch.as_tensor(x.t().__class__ and _Holder(x), device="cuda")
     return [
-        shown["data"][0] == x.data_ptr(),
-        shown["shape"],
-        shown["typestr"],
-        shown["version"],
-        y.data_ptr() == x.data_ptr(),
-        torch._C._has_Standard_Deleter(y.untyped_storage()._cdata),
+        shown["data"][0] == x.data_ptr(), shown["shape"], shown["typestr"], shown["version"],
+        y.data_ptr() == x.data_ptr(), torch._C._has_Standard_Deleter(y.untyped_storage()._cdata),
         stats("allocation.all.current"),
-    ]
+    ]  # fmt: skip
 
 
 class _Holder:
@@ -286,7 +279,6 @@ def the_allocator_can_be_turned_off_and_on() -> Any:
     answer.append(stats(*LIVE))
     torch.cuda.caching_allocator_enable(True)
     del y
-    z = bytes_of(1000)
+    _z = bytes_of(1000)
     answer.append(stats(*LIVE))
-    del z
     return answer

@@ -11,7 +11,6 @@ import torch
 from audit import LENGTH, Gpt
 from device import report, say
 from torch import nn
-from torch.nn import functional
 
 import esper_alloc
 
@@ -106,27 +105,6 @@ def graphs() -> None:
         graph.replay()
         wrong += not (torch.equal(y, expected[0]) and torch.equal(y2, expected[1]))
     report(wrong=wrong, refused=refused)
-
-
-def pools_and_compiled() -> None:
-    """What is allocated in a MemPool and in a compiled function sleeps with the tag around it."""
-    pool = torch.cuda.MemPool()
-    compiled = torch.compile(lambda x: functional.gelu(x) @ x, dynamic=False)
-    x = torch.randn(1024, 1024, device="cuda")
-    compiled(x)  # cuBLAS allocates its workspace without a tag
-    with esper_alloc.tag("around"):
-        with torch.cuda.use_mem_pool(pool):
-            pooled = torch.full((8 * MIB,), 3.0, device="cuda")
-        result = compiled(x)
-    expected = result.clone()
-    tagged = esper_alloc.tag_stats()["around"]["allocated_bytes"]
-    wrong = 0
-    for _ in range(3):
-        wrong += len(esper_alloc.sleep("around").stays)
-        wrong += not torch.equal(compiled(x), expected)  # which allocates beside what sleeps
-        esper_alloc.wake("around")
-        wrong += (not torch.equal(result, expected)) + int((pooled != 3.0).sum())
-    report(wrong=wrong, tagged=tagged, least=pooled.nbytes + result.nbytes)
 
 
 def train(sleeps: bool) -> list[str]:
@@ -247,7 +225,6 @@ if __name__ == "__main__":
         "contents": contents,
         "device_memory": device_memory,
         "graphs": graphs,
-        "pools_and_compiled": pools_and_compiled,
         "training": training,
         "two_devices": two_devices,
         "turns": turns,
