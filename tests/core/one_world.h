@@ -23,6 +23,7 @@ static inline void begin_on(sim_options options, const esper_config *config)
 
 static inline void end(void)
 {
+  world_check(&w);
   world_end(&w);
 }
 

@@ -144,6 +144,12 @@ void world_use(world *w, const void *ptr, esper_stream stream, unsigned flags)
   CHECK_EQ(marked, 1);
 }
 
+void world_read_marked(world *w, esper_stream reader, const void *ptr, esper_stream owner)
+{
+  world_read_on(w, reader, ptr, owner);
+  world_use(w, ptr, reader, 0);
+}
+
 void world_record_stream(world *w, const void *ptr, esper_stream stream)
 {
   CHECK_OK(esper_record_stream(w->core, ptr, stream));

@@ -297,21 +297,6 @@ def test_statistics_cannot_move_into_a_graph() -> None:
 # --- operators, compilation --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_operators_keep_torchs_rules(number: int) -> None:
-    x = torch.randn(20, 4, device="cuda")
-    mask, weights = torch.rand(20, device="cuda") > 0.3, torch.rand(20, 4, device="cuda")
-    rms = RunningMeanStd(4, device="cuda")
-    state = (rms._moments, rms.mean, rms.var)
-    name, arguments = [
-        ("normalizer_update_", (*state, rms.count, x, mask, weights, 0.9, 0.0)),
-        ("normalizer_apply", (*state, x.half(), 0.0, 1e-4, 10.0, 0, False)),
-        ("normalizer_step_", (*state, rms.count, x, None, None, -1.0, 0.0, 1e-4, 5.0, 0)),
-        ("normalizer_step_", (*state, rms.count, x.double(), mask, None, 0.9, 0.0, 1e-4, 5.0, 0)),
-    ][number]
-    torch.library.opcheck(getattr(torch.ops.esper_alloc, name).default, arguments)
-
-
 class Policy(nn.Module):
     """A policy network whose observations are normalised."""
 

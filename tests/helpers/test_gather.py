@@ -423,23 +423,6 @@ def test_next_needs_iter_first() -> None:
         next(batches)
 
 
-def test_environments_without_data_in_the_middle_are_an_error() -> None:
-    """cuda:0 has one sample left for two environments, cuda:1 has enough: on paper,
-    since that takes two devices."""
-    batches = iterator()
-    for order, last in (("per_device", [1, 0, 4]), ("global", [2, 2, 1])):
-        layout = Layout(
-            17 if order == "global" else 9, ("cuda:0", "cuda:0", "cuda:1"), 4, order, False
-        )
-        batches._layout = layout
-        assert layout.batches == 2 and layout.sizes(1) == last
-        if order == "global":
-            assert batches._sizes(1) == last
-        else:
-            with pytest.raises(RuntimeError, match="Non-contiguous per-env batches detected"):
-                batches._sizes(1)
-
-
 @given(
     devices=st.lists(st.sampled_from(["cuda:0", "cuda:1", "cuda"]), min_size=1, max_size=5),
     length=st.integers(0, 40),

@@ -19,8 +19,7 @@ TEST(uses_stay_on_the_bytes_they_are_of)
     void *whole = get(16 * MIB, r);
     CHECK(whole == a);
     world_kernel(&w, r, whole);
-    world_read_on(&w, s, whole, r);
-    world_use(&w, whole, s, 0);
+    world_read_marked(&w, s, whole, r);
     world_free(&w, whole);
     esper_checkpoint_delta delta = {0};
     CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));

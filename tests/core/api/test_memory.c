@@ -93,8 +93,7 @@ SCENE(the_base_of_a_block_is_its_classic_segment)
 SCENE(retire_finds_out_what_is_over)
 {
   void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   sim_run_all(w.s);
   uint64_t asked = sim_calls(w.s, SIM_CALL_event_query);

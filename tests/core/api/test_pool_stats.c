@@ -2,10 +2,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "world.h"
-
-static world w;
-static esper_stream r;
+#include "one_world.h"
 
 static void begin(bool mapped)
 {
@@ -13,14 +10,7 @@ static void begin(bool mapped)
                          .completion = SIM_AT_ONCE,
                          .virtual_memory = mapped};
   esper_config config = {.segments = mapped ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
-}
-
-static void end(void)
-{
-  CHECK(esper_core_is_valid(w.core));
-  world_end(&w);
+  begin_on(options, &config);
 }
 
 static esper_pool *make(uint64_t id)

@@ -196,9 +196,8 @@ SCENE(figures_of_pools_are_of_devices_only)
 
 /* ---- the default pool meanwhile ---------------------------------------------- */
 
-static void begin_pool_once(void *context, sim_call call, int device, void *object)
+SIM_HOOK(begin_pool_once)
 {
-  (void)call, (void)device, (void)object;
   if (!(*(int *)context)++)
     CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
 }

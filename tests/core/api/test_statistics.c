@@ -93,8 +93,7 @@ SCENE(peaks_and_totals_are_reset)
 SCENE(figures_count_what_is_over_as_over)
 {
   void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 12 * MIB);
   sim_run_all(w.s);
@@ -127,8 +126,7 @@ SCENE(the_allowance_is_told)
 SCENE(driver_calls_are_counted_by_name)
 {
   void *p = world_malloc(&w, 512, w.stream[0]);
-  world_read_on(&w, w.stream[1], p, w.stream[0]);
-  world_use(&w, p, w.stream[1], 0);
+  world_read_marked(&w, w.stream[1], p, w.stream[0]);
   uint64_t counted = 0;
   int names = 0;
   for (; esper_driver_call_name(names); names++) {

@@ -24,9 +24,7 @@ static const char *tag_of(const void *ptr)
 static void begin_at_once(size_t mib)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = mib * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
 }
 
 SCENE(memory_has_the_threads_tag)

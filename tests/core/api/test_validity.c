@@ -5,19 +5,15 @@
 #include "core/order/capture.h"
 #include "core/order/record.h"
 #include "core/pools/pool.h"
-#include "world.h"
+#include "one_world.h"
 
-static world w;
-static esper_stream r, s;
 static device_t *device;
 
 /* A core with memory of each kind: live, cached, pending, in a private pool and in a graph. */
 static void begin(void)
 {
   sim_options options = {.devices = 2, .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
   device = &w.core->devices[0];
   esper_pool *pool;
   void *p;
@@ -30,12 +26,6 @@ static void begin(void)
   world_free(&w, pending);
   world_free(&w, world_malloc(&w, 512, r));
   CHECK(esper_core_is_valid(w.core));
-}
-
-static void end(void)
-{
-  CHECK(esper_core_is_valid(w.core));
-  world_end(&w);
 }
 
 /* The check fails while the integer differs by one. */

@@ -5,16 +5,11 @@
 #include "core/blocks/cache_latch.h"
 #include "core/order/stream.h"
 #include "core/pools/pool.h"
-#include "world.h"
-
-__attribute__((unused)) static world w;
-__attribute__((unused)) static esper_stream r, s;
+#include "one_world.h"
 
 static inline void begin_with(sim_options options)
 {
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
 }
 
 static inline void begin(void)
@@ -29,12 +24,6 @@ static inline void begin_on_pages(void)
                            .oracle = SIM_ORACLE_KNOWN,
                            .virtual_memory = 1,
                            .capacity = 256 * MIB});
-}
-
-static inline void end(void)
-{
-  world_check(&w);
-  world_end(&w);
 }
 
 static inline stream_t *stream_of(esper_stream stream)

@@ -63,11 +63,6 @@ SCENE(a_broken_block_cache_is_noticed)
 
 /* ---- what it keeps lies on pages ---------------------------------------------- */
 
-static int64_t reserved(void)
-{
-  return figures().reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
-}
-
 static void *written(size_t size, esper_stream stream)
 {
   void *p = world_malloc(&w, size, stream);
@@ -82,6 +77,6 @@ SCENE_WITH(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss, begin_on_pag
   world_free(&w, q);
   CHECK_EQ(kept(r), 1);
   CHECK(written(20 * MIB, r) == q);
-  CHECK_EQ(reserved(), 24);
+  CHECK_EQ(reserved_mib(), 24);
   world_free(&w, p);
 }

@@ -8,22 +8,18 @@
 #include "core/blocks/block_cache.h"
 #include "core/pools/pool.h"
 #include "core/order/stream.h"
-#include "world.h"
+#include "one_world.h"
 #include "core/blocks/free_blocks.h"
 
 /* A classic segment is no larger: each stream has memory of its own. */
 enum { SIZE = 20 * MIB };
 
-static world w;
-static esper_stream r, s;
 static block_cache_t *cache; /* of r */
 
 static void begin(void)
 {
   sim_options options = {.completion = SIM_AT_ONCE};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
   void *p = world_malloc(&w, SIZE, r), *q[2];
   for (int i = 0; i < 2; i++)
     q[i] = world_malloc(&w, SIZE, s);
@@ -36,12 +32,6 @@ static void begin(void)
   CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
   world_free(&w, world_malloc(&w, SIZE, r)); /* opens it */
-}
-
-static void end(void)
-{
-  world_check(&w);
-  world_end(&w);
 }
 
 static esper_stat count_of_blocks(void)

@@ -112,10 +112,9 @@ static int64_t sum_of_peaks(void)
 }
 
 /* Credit for blocks, for their bytes and for what was asked for do not end together. */
-TEST(a_single_stream_stops_for_credit_only_where_a_peak_rises)
+SCENE(a_single_stream_stops_for_credit_only_where_a_peak_rises)
 {
   enum { LIVE = 64, CHANGES = 20000 };
-  begin();
   void *p[LIVE] = {0};
   uint64_t state = 1;
   const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
@@ -133,5 +132,4 @@ TEST(a_single_stream_stops_for_credit_only_where_a_peak_rises)
   }
   for (int k = 0; k < LIVE; k++)
     world_free(&w, p[k]);
-  end();
 }

@@ -28,8 +28,7 @@ SCENE(everything_that_happens_is_told_in_order)
 {
   world_listen(&w, &told);
   void *p = world_malloc(&w, 11 * MIB - 5, r), *q;
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   sim_run_all(w.s);
   esper_retire(w.core, 0);

@@ -53,8 +53,7 @@ SCENE(another_device_can_read)
 {
   esper_stream far = world_stream(&w, 1);
   void *p = block(r);
-  world_read_on(&w, far, p, r);
-  world_use(&w, p, far, 0);
+  world_read_marked(&w, far, p, r);
   world_free(&w, p);
   CHECK_EQ(world_counters(&w, 1).events_created, 1); /* its device's event */
   CHECK_EQ(world_counters(&w, 0).events_created, 0);

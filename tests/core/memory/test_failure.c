@@ -38,9 +38,7 @@ static void begin_with_two(void)
   sim_options options = {WHEN_TOLD, .devices = 2, .virtual_memory = 1, .capacity = 256 * MIB};
   static const esper_config CONFIG = {.large_segment_size = 20 * MIB,
                                       .segments = ESPER_SEGMENTS_MAPPED};
-  world_begin_with(&w, &options, &CONFIG);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, &CONFIG);
 }
 
 TEST(a_page_that_the_driver_keeps)
@@ -62,9 +60,7 @@ TEST(a_segment_that_the_driver_keeps)
 {
   static const esper_config CLASSIC = {.segments = ESPER_SEGMENTS_CLASSIC};
   sim_options options = {WHEN_TOLD, .devices = 2};
-  world_begin_with(&w, &options, &CLASSIC);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, &CLASSIC);
   void *live = get(20, r);
   world_free(&w, get(40, r));
   refuse(SIM_CALL_memory_free, 1);

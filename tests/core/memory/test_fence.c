@@ -105,8 +105,7 @@ TEST(a_peer_sees_memory_behind_a_fence)
                          .oracle = SIM_ORACLE_KNOWN,
                          .virtual_memory = 1,
                          .capacity = 64 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  begin_on(options, NULL);
   CHECK_OK(esper_fence(w.core, 1));
   void *p = get(1, r);
   CHECK(!sim_may_access(w.s, 1, p, MIB));
@@ -120,8 +119,7 @@ TEST(a_peer_sees_memory_behind_a_fence)
 TEST(addresses_come_round_the_oldest_first)
 {
   sim_options options = {.virtual_memory = 1, .oracle = SIM_ORACLE_KNOWN, .capacity = 4 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  begin_on(options, NULL);
   CHECK_OK(esper_fence(w.core, 1));
   char *stays = get(1, r), *first = get(1, r), *p = first;
   uint64_t count = 0;

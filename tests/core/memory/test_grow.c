@@ -151,8 +151,7 @@ static void count_calls(int virtual_memory, esper_segments kind, uint64_t *count
   begin_on((sim_options){WHEN_TOLD, .virtual_memory = virtual_memory, .capacity = 256 * MIB},
            &(esper_config){.segments = kind});
   void *p = used(30, r), *q = used(3, s), *small = world_malloc(&w, 700, r), *none;
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   p = used(24, r);
   world_free(&w, q);
@@ -225,9 +224,8 @@ SCENE(without_addresses_segments_are_classic)
   CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
 }
 
-static void host_memory_runs_out(void *context, sim_call call, int device, void *object)
+SIM_HOOK(host_memory_runs_out)
 {
-  (void)context, (void)device, (void)object;
   check_limit_malloc(call == SIM_CALL_range_reserve ? 0 : -1);
 }
 

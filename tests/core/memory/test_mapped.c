@@ -72,9 +72,8 @@ SCENE(whole_stretches_go_back_first)
 
 /* What another thread takes while the driver is at work does not go. */
 static void *taken[2];
-static void take_meanwhile(void *context, sim_call call, int device, void *object)
+SIM_HOOK(take_meanwhile)
 {
-  (void)context, (void)call, (void)device, (void)object;
   if (!taken[0])
     for (int i = 0; i < 2; i++)
       taken[i] = get(20, r);

@@ -119,9 +119,8 @@ static void *add(void *unused)
 }
 
 /* The other thread gets as far as it can. */
-static void start(void *context, sim_call call, int device, void *object)
+SIM_HOOK(start)
 {
-  (void)call, (void)device, (void)object;
   if (started++)
     return;
   CHECK(!pthread_create(&other, NULL, context == (void *)1 ? grow : add, NULL));

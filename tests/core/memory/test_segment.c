@@ -39,16 +39,14 @@ SCENE(empty_cache_says_that_the_driver_fails)
 
 static bool driver_was_asked;
 
-static void driver_has_host_memory(void *context, sim_call call, int device, void *object)
+SIM_HOOK(driver_has_host_memory)
 {
-  (void)context, (void)call, (void)device, (void)object;
   driver_was_asked = true;
   check_limit_malloc(-1);
 }
 
-static void host_memory_runs_out(void *context, sim_call call, int device, void *object)
+SIM_HOOK(host_memory_runs_out)
 {
-  (void)context, (void)call, (void)device, (void)object;
   check_limit_malloc(0);
 }
 
@@ -121,9 +119,8 @@ static void reuse_elsewhere(void *context)
   CHECK(world_malloc(&w, 12 * MIB, world_stream(&w, 1)) == context);
 }
 
-static void reuse_on_another_thread(void *context, sim_call call, int device, void *object)
+SIM_HOOK(reuse_on_another_thread)
 {
-  (void)call, (void)device, (void)object;
   check_on_another_thread(reuse_elsewhere, context);
 }
 

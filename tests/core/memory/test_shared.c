@@ -54,9 +54,8 @@ static struct {
 } named_late;
 
 /* Another thread's share waits for the pages that are just going. */
-static void share_and_free(void *context, sim_call call, int device, void *object)
+SIM_HOOK(share_and_free)
 {
-  (void)context, (void)call, (void)device, (void)object;
   void *p = named_late.block;
   if (!p)
     return;
@@ -91,18 +90,16 @@ static void *grow_and_shrink(void *over)
   return NULL;
 }
 
-static void take_time(void *context, sim_call call, int device, void *object)
+SIM_HOOK(take_time)
 {
-  (void)context, (void)call, (void)device, (void)object;
   usleep(1000);
 }
 
-TEST(who_shares_has_a_turn_while_the_memory_of_others_grows)
+SCENE(who_shares_has_a_turn_while_the_memory_of_others_grows)
 {
   enum { THREADS = 4 };
   atomic_bool over = false;
   pthread_t threads[THREADS];
-  begin();
   void *p = get(10);
   sim_before_call(w.s, SIM_CALL_page_map, take_time, NULL);
   for (int i = 0; i < THREADS; i++)
@@ -118,7 +115,6 @@ TEST(who_shares_has_a_turn_while_the_memory_of_others_grows)
   atomic_store(&over, true);
   for (int i = 0; i < THREADS; i++)
     pthread_join(threads[i], NULL);
-  end();
 }
 
 SCENE(what_the_driver_refuses_to_name_is_named_later)
@@ -217,11 +213,11 @@ SCENE(what_is_not_live_can_be_unshared)
 TEST(the_memory_outlives_the_core_that_named_it)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1};
-  sim *s = sim_create(&options);
+  sim *device = sim_create(&options);
   esper_core *here;
-  CHECK_OK(esper_core_create(sim_driver(s), NULL, &here));
-  CHECK_OK(esper_core_create(sim_driver(s), NULL, &there));
-  esper_stream st = {sim_stream_create(s, 0), 0, ESPER_STREAM_IMMORTAL};
+  CHECK_OK(esper_core_create(sim_driver(device), NULL, &here));
+  CHECK_OK(esper_core_create(sim_driver(device), NULL, &there));
+  esper_stream st = {sim_stream_create(device, 0), 0, ESPER_STREAM_IMMORTAL};
   void *p, *address, *base;
   esper_page_name *pages;
   size_t count;
@@ -230,18 +226,18 @@ TEST(the_memory_outlives_the_core_that_named_it)
   CHECK_OK(esper_open_shared(there, 0, pages, count, &base));
   esper_core_destroy(here);
   sim_alive now;
-  sim_count_alive(s, 0, &now);
+  sim_count_alive(device, 0, &now);
   CHECK(now.bytes >= 9 * MIB);
   CHECK_EQ(now.names, 0);
   CHECK_EQ(now.ranges, 1);
-  sim_owner_begin(s, base, 9 * MIB, 0, st.handle);
-  sim_kernel(s, 0, st.handle, base, 9 * MIB, SIM_READ);
-  sim_owner_end(s, base);
+  sim_owner_begin(device, base, 9 * MIB, 0, st.handle);
+  sim_kernel(device, 0, st.handle, base, 9 * MIB, SIM_READ);
+  sim_owner_end(device, base);
   CHECK_OK(esper_close_shared(there, base));
-  sim_count_alive(s, 0, &now);
+  sim_count_alive(device, 0, &now);
   CHECK_EQ(now.bytes + now.ranges + now.mappings + now.pages, 0);
   esper_core_destroy(there);
-  CHECK_EQ(sim_failures(s), 0);
-  sim_destroy(s);
+  CHECK_EQ(sim_failures(device), 0);
+  sim_destroy(device);
   free(pages);
 }

@@ -11,8 +11,7 @@ SCENE(an_invalidated_capture_counts_as_none)
   world_free(&w, free_before);
   capture_begin();
   void *x = block(X, r), *y = block(Y, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   void *event = sim_event_create(w.s, 0);
   CHECK_OK(sim_event_record(w.s, 0, event, o.handle));
   CHECK_STATUS(sim_stream_wait(w.s, 0, r.handle, event), ESPER_CAPTURING);
@@ -27,11 +26,10 @@ SCENE(an_invalidated_capture_counts_as_none)
   world_malloc(&w, X * MIB, s);
 }
 
-static void abort_capture(void *context, sim_call call, int device, void *object)
+SIM_HOOK(abort_capture)
 {
-  (void)context, (void)call, (void)object;
   sim_before_call(w.s, SIM_CALL_capture_before, NULL, NULL);
-  sim_capture_abort(w.s, device, r.handle);
+  sim_capture_abort(w.s, of_device, r.handle);
 }
 
 /* Another thread may do it between any two calls of the driver. */
@@ -39,8 +37,7 @@ SCENE(a_capture_that_ends_during_the_walk_is_not_walked_on)
 {
   capture_begin();
   void *x = block(X, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   world_free(&w, x);
   world_wait(&w, r, s);
   sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
@@ -58,8 +55,7 @@ SCENE(a_child_graph_is_a_node)
   void *x = block(X, r);
   world_wait(&w, s, r);
   sim_graph_launch(w.s, child, 0, s.handle);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   world_free(&w, x);
   CHECK(block(X, r) != x);
   world_wait(&w, r, s);
@@ -92,11 +88,9 @@ SCENE(captures_leave_no_metadata)
     CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
     capture_begin();
     void *x = block(X, r), *y = block(Y, r);
-    world_read_on(&w, s, x, r);
-    world_use(&w, x, s, 0);
+    world_read_marked(&w, s, x, r);
     world_free(&w, x);
-    world_read_on(&w, s, y, r);
-    world_use(&w, y, s, 0);
+    world_read_marked(&w, s, y, r);
     world_wait(&w, r, s);
     sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
     CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));

@@ -30,11 +30,10 @@ SCENE(without_host_memory_the_driver_makes_no_event)
   event_give(device, event_take(device));
 }
 
-TEST(without_host_memory_there_is_no_record)
+SCENE(without_host_memory_there_is_no_record)
 {
   enum { MOST = 8192 };
   static record_t *taken[MOST];
-  begin();
   int count = 0;
   check_limit_malloc(0);
   while (count < MOST && (taken[count] = record_take(device)))
@@ -46,5 +45,4 @@ TEST(without_host_memory_there_is_no_record)
   record_t *record = record_take(device);
   CHECK(record);
   record_give(device, record);
-  end();
 }

@@ -23,9 +23,8 @@ static record_t *never_yet(esper_stream stream)
 }
 
 /* In the simulation a wait in vain takes no time. */
-static void pass_slice(void *context, sim_call call, int of_device, void *object)
+SIM_HOOK(pass_slice)
 {
-  (void)context, (void)call, (void)of_device, (void)object;
   monotonic_skip(SLICE);
 }
 
@@ -64,9 +63,8 @@ static record_t *elsewhere[MOST]; /* records of another stream */
 static int elsewhere_count, elsewhere_most;
 
 /* It completes in the next slice. */
-static void record_elsewhere(void *context, sim_call call, int of_device, void *object)
+SIM_HOOK(record_elsewhere)
 {
-  (void)context, (void)call, (void)of_device, (void)object;
   if (elsewhere_count < elsewhere_most)
     elsewhere[elsewhere_count++] = stream_record(present(w.stream[2]));
 }
@@ -134,10 +132,9 @@ SCENE(after_a_wait_in_vain_a_stream_is_left_alone_forty_times_as_long)
 }
 
 /* Ten minutes, with a wait for each stream every half a second, if it may be awaited. */
-TEST(however_many_streams_are_stuck_little_time_is_lost)
+SCENE(however_many_streams_are_stuck_little_time_is_lost)
 {
   enum { STUCK = 6, MINUTES = 10 };
-  begin();
   record_t *records[STUCK];
   for (int i = 0; i < STUCK; i++)
     records[i] = never_yet(w.stream[i + 1]);
@@ -154,7 +151,6 @@ TEST(however_many_streams_are_stuck_little_time_is_lost)
   let_it_end();
   for (int i = 0; i < STUCK; i++)
     record_drop(records[i]);
-  end();
 }
 
 SCENE(streams_for_which_a_wait_was_not_in_vain_are_awaited_meanwhile)
@@ -207,9 +203,8 @@ static void do_this_and_that(void *context)
   CHECK(esper_core_is_valid(w.core));
 }
 
-static void let_others_work(void *context, sim_call call, int of_device, void *object)
+SIM_HOOK(let_others_work)
 {
-  (void)context, (void)call, (void)of_device, (void)object;
   if (slices++ == 0)
     check_on_another_thread(do_this_and_that, NULL);
 }

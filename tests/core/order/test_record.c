@@ -73,10 +73,9 @@ static void record_until(unsigned outstanding, presented_t s, record_t **r, int 
 }
 
 /* Of many outstanding records a mark asks about the one in the middle. */
-TEST(a_mark_asks_now_and_then_what_has_completed)
+SCENE(a_mark_asks_now_and_then_what_has_completed)
 {
   enum { MOST = 8 * ASK_AT };
-  begin();
   presented_t s = present(w.stream[0]);
   record_t *r[MOST];
   int count = 0;
@@ -97,7 +96,6 @@ TEST(a_mark_asks_now_and_then_what_has_completed)
   CHECK(stream_is_valid(s.stream));
   while (count)
     record_drop(r[--count]);
-  end();
 }
 
 SCENE(a_foreign_event_that_cannot_be_waited_for_leaves_no_record)
@@ -112,10 +110,9 @@ SCENE(a_foreign_event_that_cannot_be_waited_for_leaves_no_record)
   sim_event_destroy(w.s, 0, event);
 }
 
-TEST(a_stream_keeps_some_spare_records_and_the_device_gets_the_others)
+SCENE(a_stream_keeps_some_spare_records_and_the_device_gets_the_others)
 {
   enum { MANY = STREAM_EVENTS + 10 };
-  begin();
   presented_t s = present(w.stream[0]);
   record_t *record[MANY];
   for (int i = 0; i < MANY; i++)
@@ -131,5 +128,4 @@ TEST(a_stream_keeps_some_spare_records_and_the_device_gets_the_others)
   CHECK(stream_is_valid(s.stream) && records_are_valid(device));
   record_drop(stream_record(s)); /* a spare one */
   CHECK_EQ(device->records.live, STREAM_EVENTS);
-  end();
 }

@@ -4,16 +4,14 @@
 #include "streams_world.h"
 
 /* Whether ids of two devices can be equal, CUDA does not say. */
-TEST(the_same_id_on_another_device_is_another_stream)
+SCENE_WITH(the_same_id_on_another_device_is_another_stream,
+           world_begin_with(&w, &(sim_options){.devices = 2}, NULL))
 {
-  sim_options options = {.devices = 2};
-  world_begin_with(&w, &options, NULL);
   device_t *devices = w.core->devices;
   stream_t *a = stream_create(w.core, &devices[0], 7, NULL);
   stream_t *b = stream_create(w.core, &devices[1], 7, NULL);
   CHECK(a != b && b->device == &devices[1]);
   CHECK(stream_create(w.core, &devices[0], 7, NULL) == a);
-  end();
 }
 
 /* Streams that only read, each for a while: what is known of one serves the
@@ -25,8 +23,7 @@ SCENE(streams_that_come_and_go_take_no_memory)
   uint64_t last = 0;
   for (int i = 0; i < 1000; i++) {
     esper_stream mortal = world_mortal(&w, 0);
-    world_read_on(&w, mortal, x, w.stream[0]);
-    world_use(&w, x, mortal, 0);
+    world_read_marked(&w, mortal, x, w.stream[0]);
     CHECK_EQ(present(mortal).stream->id, sim_stream_id(w.s, 0, mortal.handle));
     CHECK(present(mortal).stream->last > last);
     last = present(mortal).stream->last;

@@ -107,8 +107,7 @@ SCENE(what_is_freed_after_a_begin_serves_where_nothing_is_captured)
     CHECK(!p || q == p);
     p = q;
     world_kernel(&w, r, p);
-    world_read_on(&w, s, p, r);
-    world_use(&w, p, s, 0);
+    world_read_marked(&w, s, p, r);
     CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
     sim_run_all(w.s);
   }

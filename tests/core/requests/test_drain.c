@@ -18,9 +18,8 @@ static struct {
   esper_stream reader, owner;
 } meanwhile;
 
-static void read_and_free(void *context, sim_call call, int device, void *object)
+SIM_HOOK(read_and_free)
 {
-  (void)context, (void)call, (void)device;
   if (!meanwhile.block || object != meanwhile.reader.handle)
     return;
   void *block = meanwhile.block;
@@ -108,10 +107,8 @@ SCENE_WITH(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device, begin_w
   CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, r.handle);
   void *x = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, far, x, r);
-  world_use(&w, x, far, 0);
-  world_read_on(&w, farther, x, r);
-  world_use(&w, x, farther, 0);
+  world_read_marked(&w, far, x, r);
+  world_read_marked(&w, farther, x, r);
   world_free(&w, x);
   world_wait(&w, r, far);
   world_wait(&w, r, farther);
@@ -192,9 +189,8 @@ TEST(while_a_pool_is_open_memory_goes_to_other_streams_before_it_runs_out)
 static esper_stream capturing;
 static int captures;
 
-static void begin_a_capture(void *context, sim_call call, int device, void *object)
+SIM_HOOK(begin_a_capture)
 {
-  (void)context, (void)call, (void)device, (void)object;
   if (captures++)
     return;
   sim_capture_begin(w.s, 0, capturing.handle);

@@ -15,8 +15,7 @@ SCENE(only_the_start_of_a_live_block_is_freed_and_only_once)
 SCENE(free_waits_for_nothing)
 {
   void *p = block(4096, r), *q = block(8192, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_record_stream(&w, q, s);
   uint64_t recorded = calls(SIM_CALL_event_record);
   world_free(&w, p); /* no driver call at all */

@@ -75,8 +75,7 @@ SCENE_WITH(a_large_block_behind_smaller_ones_is_not_waited_for, begin_holding())
       tensor[j] = block(j ? 2 * MIB : 64 * MIB, r);
     CHECK(!i || pending_bytes() >= 72 * MIB);
     for (int j = 0; j < 5; j++) {
-      world_read_on(&w, s, tensor[j], r);
-      world_use(&w, tensor[j], s, 0);
+      world_read_marked(&w, s, tensor[j], r);
       world_free(&w, tensor[j]);
     }
   }
@@ -85,9 +84,8 @@ SCENE_WITH(a_large_block_behind_smaller_ones_is_not_waited_for, begin_holding())
 
 /* ---- the allowance is raised ------------------------------------------------- */
 
-static void complete_all(void *context, sim_call call, int device, void *object)
+SIM_HOOK(complete_all)
 {
-  (void)context, (void)call, (void)device, (void)object;
   sim_run_all(w.s);
 }
 
@@ -125,9 +123,8 @@ static void spin(void)
 }
 
 /* Another thread keeps freeing into the heap while this one waits. */
-static void free_more(void *context, sim_call call, int device, void *object)
+SIM_HOOK(free_more)
 {
-  (void)call, (void)device, (void)object;
   int *left = context;
   if (*left > 0) {
     --*left;
@@ -191,8 +188,7 @@ static int allocate(void *context)
   world_free(&w, p);
   for (int i = 0; i < 8; i++) {
     p = block(2 * MIB, t);
-    world_read_on(&w, s, p, t);
-    world_use(&w, p, s, 0);
+    world_read_marked(&w, s, p, t);
     world_free(&w, p);
   }
   CHECK_EQ(world_counters(&w, 0).held_back, 0);
@@ -251,9 +247,8 @@ static void give_up_locks(void (*wait)(void *), void *argument)
   inside = 0;
 }
 
-static void check_inside(void *context, sim_call call, int device, void *object)
+SIM_HOOK(check_inside)
 {
-  (void)context, (void)call, (void)device, (void)object;
   CHECK(inside);
 }
 
@@ -276,9 +271,8 @@ static void sleep_there(void *context)
   CHECK_OK(esper_sleep(w.core, 0, NULL, 0, ESPER_KEEP_HOST, NULL));
 }
 
-static void sleep_meanwhile(void *context, sim_call call, int device, void *object)
+SIM_HOOK(sleep_meanwhile)
 {
-  (void)context, (void)call, (void)device, (void)object;
   sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
   check_on_another_thread(sleep_there, NULL);
 }

@@ -47,9 +47,7 @@ static void note_meanwhile(void *x)
 TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 64 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
   const char *cold = "cold";
   CHECK_OK(esper_tag_push(cold));
   void *asleep = world_malloc(&w, 12 * MIB, r);

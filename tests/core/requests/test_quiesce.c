@@ -44,8 +44,7 @@ static pool_t *pool(void)
 static void *owe_use(size_t mib, esper_stream reader)
 {
   void *x = block(mib, r);
-  world_read_on(&w, reader, x, r);
-  world_use(&w, x, reader, 0);
+  world_read_marked(&w, reader, x, r);
   world_free(&w, x);
   return x;
 }
@@ -102,8 +101,7 @@ SCENE(live_memory_keeps_its_uses_and_is_not_waited_for)
 {
   open_pool();
   void *x = block(X, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   close_pool();
   open_pool();
   CHECK(sim_pending(w.s, 0, s.handle) > 0);
@@ -141,8 +139,7 @@ static void fail_to_wait_for(int readers, uint64_t tried)
   void *x = block(X, r);
   for (int i = 0; i < readers; i++) {
     esper_stream reader = world_stream(&w, 0);
-    world_read_on(&w, reader, x, r);
-    world_use(&w, x, reader, 0);
+    world_read_marked(&w, reader, x, r);
   }
   world_free(&w, x);
   close_pool();
@@ -231,8 +228,7 @@ TEST(live_memory_serves_the_next_capture_only_if_its_owner_was_waited_for)
 TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
 {
   sim_options options = {WHEN_TOLD, .devices = 2};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  begin_on(options, NULL);
   esper_stream far = world_stream(&w, 1), on = world_stream(&w, 1);
   world_free(&w, world_malloc(&w, 512, far));
   CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
@@ -351,8 +347,7 @@ SCENE(a_withheld_block_is_active_until_its_marked_uses_are_over)
   void *x = block(X, s);
   close_pool();
   open_pool();
-  world_read_on(&w, t, x, s);
-  world_use(&w, x, t, 0);
+  world_read_marked(&w, t, x, s);
   world_free(&w, x);
   CHECK(find(x)->withheld);
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, X * MIB);

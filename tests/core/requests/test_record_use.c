@@ -72,9 +72,8 @@ static void mark_block(void *x)
 {
   use_until_event(x, w.stream[1]);
 }
-static void mark_meanwhile(void *context, sim_call call, int device, void *object)
+SIM_HOOK(mark_meanwhile)
 {
-  (void)call, (void)device, (void)object;
   void **block = context;
   void *x = *block;
   *block = NULL;
@@ -189,14 +188,12 @@ SCENE_WITH(a_handle_that_came_back_is_not_taken_for_the_old_stream, begin(64))
   esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, x);
-  world_read_on(&w, mortal, x, r);
-  world_use(&w, x, mortal, 0);
+  world_read_marked(&w, mortal, x, r);
   world_destroy_stream(&w, mortal);
   esper_stream other = world_mortal(&w, 0);
   CHECK(other.handle == mortal.handle);
   CHECK(!mark_it_by_handle(x, other.handle));
-  world_read_on(&w, other, x, r);
-  world_use(&w, x, other, 0);
+  world_read_marked(&w, other, x, r);
   CHECK(mark_it_by_handle(x, other.handle));
   CHECK_EQ(world_counters(&w, 0).uses_pending, 2); /* two streams */
   world_free(&w, x);

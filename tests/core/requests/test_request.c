@@ -49,9 +49,8 @@ SCENE_WITH(a_wholly_free_segment_changes_its_home,
   CHECK(world_malloc(&w, 12 * MIB, t) == p);
 }
 
-static void host_memory_comes_back(void *context, sim_call call, int device, void *object)
+SIM_HOOK(host_memory_comes_back)
 {
-  (void)context, (void)call, (void)device, (void)object;
   check_limit_malloc(-1);
 }
 

@@ -77,8 +77,7 @@ SCENE(pending_memory_goes_once_its_uses_are_over)
 {
   void *p = used_as("weights", 4 * MIB, r);
   get_as("weights", 20 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   sleep_all_of("weights");
   CHECK_EQ(alive().bytes, 0);
@@ -184,15 +183,13 @@ static void begin_with_two(void)
 {
   sim_options options = {WHEN_TOLD, .virtual_memory = 1, .devices = 2, .capacity = 256 * MIB};
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
+  begin_on(options, &config);
   used_as("t", 20 * MIB, r);
   used_as("t", 20 * MIB, world_stream(&w, 1));
 }
 
-static void limit_no_more(void *context, sim_call call, int device, void *object)
+SIM_HOOK(limit_no_more)
 {
-  (void)context, (void)call, (void)device, (void)object;
   check_limit_malloc(-1);
 }
 
@@ -242,9 +239,8 @@ static void use_and_free(void *block)
   world_free(&w, block);
 }
 
-static void use_and_free_meanwhile(void *context, sim_call call, int device, void *object)
+SIM_HOOK(use_and_free_meanwhile)
 {
-  (void)context, (void)call, (void)device, (void)object;
   sim_before_call(w.s, SIM_CALL_host_alloc, NULL, NULL);
   check_on_another_thread(use_and_free, freed_meanwhile);
 }
@@ -290,8 +286,7 @@ SCENE(what_stayed_because_it_is_shared_owes_its_owners_work)
 static void begin_with_peers(void)
 {
   sim_options options = {WHEN_TOLD, .virtual_memory = 1, .devices = 2, .capacity = 512 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  begin_on(options, NULL);
 }
 
 SCENE_WITH(beside_a_peer_that_cannot_be_asked_nothing_sleeps, begin_with_peers())

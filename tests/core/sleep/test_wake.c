@@ -6,9 +6,7 @@
 TEST(contents_are_back_for_every_stream)
 {
   sim_options options = {WHEN_TOLD, .virtual_memory = 1, .capacity = 64 * MIB, .backed = 1};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
   enum { COUNT = 40 };
   unsigned char *p[COUNT];
   for (int i = 0; i < COUNT; i++) {
@@ -37,8 +35,7 @@ TEST(what_was_kept_as_nothing_wakes_as_zeros)
                          .virtual_memory = 1,
                          .capacity = 64 * MIB,
                          .backed = 1};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  begin_on(options, NULL);
   sim_allow_loss(w.s, 1);
   unsigned char *p = get_as("kv", 4 * MIB, r);
   memset(p, 'x', 4 * MIB);

@@ -5,8 +5,7 @@
 
 static void begin(void)
 {
-  world_begin(&w);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD}, NULL);
 }
 
 /* current, peak, allocated, freed */
@@ -21,8 +20,7 @@ static void check(esper_stat stat, long long c, long long p, long long a, long l
 SCENE(bytes_are_active_until_nothing_is_owed)
 {
   void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   esper_stats now = world_stats(&w, 0);
   CHECK_EQ(now.allocated_bytes[ESPER_ALL].current, 0);

@@ -15,8 +15,7 @@ SCENE(older_events_of_a_captured_stream_are_waited_for)
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
   world_kernel(&w, r, p);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_kernel(&w, s, q);
   world_free(&w, p);
   world_free(&w, q);
@@ -109,8 +108,7 @@ SCENE(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
   capture_begin(ID);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, x);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   world_free(&w, x);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
@@ -134,9 +132,7 @@ typedef struct {
 static void owe_again_and_again(owing how)
 {
   sim_options options = {.oracle = SIM_ORACLE_OFF, .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
   esper_pool *pool;
   void *x, *y;
   sim_graph *earlier = NULL;
@@ -206,8 +202,7 @@ SCENE(memory_that_its_owner_used_since_the_quiesce_waits_for_the_next)
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
   world_kernel(&w, r, saved);
   void *x = world_malloc(&w, 512, s);
-  world_read_on(&w, r, x, s);
-  world_use(&w, x, r, 0);
+  world_read_marked(&w, r, x, s);
   sim_capture_begin(w.s, 0, r.handle);
   sim_capture_group(w.s, 0, r.handle, ID);
   world_free(&w, world_malloc(&w, 512, r));

@@ -32,8 +32,7 @@ SCENE_WITH(what_a_pool_has_to_spare_may_be_pending, begin(12))
   set(ESPER_POOL_USE_ON_OOM);
   void *a = get(12 * MIB, r);
   world_kernel(&w, r, a);
-  world_read_on(&w, s, a, r);
-  world_use(&w, a, s, 0);
+  world_read_marked(&w, s, a, r);
   world_free(&w, a);
   CHECK(world_malloc(&w, 12 * MIB, r) == a);
 }

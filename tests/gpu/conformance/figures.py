@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -190,14 +189,3 @@ def the_fraction_that_was_set() -> Any:
 def oversize_is_unlimited_by_default() -> Any:
     _x = bytes_of(300 * MiB)
     return stats("oversize_allocations.current", "oversize_segments.current", "max_split_size")
-
-
-@scenario("gpu")
-def host_statistics_go_on() -> Any:
-    x = torch.empty(1000, pin_memory=True)
-    names = sorted(torch.cuda.host_memory_stats())
-    return [
-        names,
-        x.is_pinned(),
-        bool(re.match("cuda", str(torch.cuda.current_device()) or "cuda")),
-    ]

@@ -235,12 +235,6 @@ def user_metadata() -> Any:
     return answer
 
 
-@scenario()
-def metadata_is_supported() -> Any:
-    supported = getattr(torch.cuda.memory, "_memory_metadata_supported", None)
-    return supported and supported()
-
-
 def a_function_that_annotates(x: torch.Tensor, text: str) -> None:
     torch.cuda.memory._annotate_tensor(x, text)
 
@@ -382,25 +376,3 @@ def frees_from_other_threads_have_frames() -> Any:
     thread.join()
     found = [e for e in entries() if e["action"] == "free_requested"]
     return [mine(e["frames"])[:1] for e in found]
-
-
-@scenario("gpu")
-def frames_of_backward() -> Any:
-    x = torch.ones(1000, device="cuda", requires_grad=True)
-    record()
-    (x * 2).exp().sum().backward()
-    found = [e for e in entries() if e["action"] == "alloc"]
-    return [len(found), all(e["frames"] for e in found)]
-
-
-@scenario("gpu")
-def compile_contexts() -> Any:
-    @torch.compile(backend="aot_eager")
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return (x * 2).cos()
-
-    x = torch.ones(1000, device="cuda")
-    record(context=None, compile_context=True)
-    f(x)
-    contexts = {e["compile_context"] for e in entries()}
-    return len(contexts) > 1

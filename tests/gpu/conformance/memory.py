@@ -225,47 +225,6 @@ class _Holder:
         self.__cuda_array_interface__ = x.__cuda_array_interface__
 
 
-@scenario("gpu")
-def lazy_clones() -> Any:
-    x = torch.arange(1000, device="cuda")
-    y = torch._lazy_clone(x)
-    live = stats("allocation.all.current")
-    y += 1
-    return [live, stats("allocation.all.current"), int((y - x).sum()), x.data_ptr() == y.data_ptr()]
-
-
-@scenario("gpu")
-def cupy_sees_and_gives_memory() -> Any:
-    try:
-        import cupy
-    except ImportError:
-        return "no cupy"
-    x = torch.arange(100, device="cuda")
-    a = cupy.asarray(x)
-    a += 1
-    y = torch.as_tensor(cupy.arange(10), device="cuda")
-    z = torch.from_dlpack(cupy.arange(10))
-    return [int(x.sum()), int(y.sum()), int(z.sum()), a.data.ptr == x.data_ptr()]
-
-
-@scenario("gpu")
-def copies_of_data_pointers() -> Any:
-    import copy
-    import io
-    import pickle
-
-    x = torch.arange(100_000, device="cuda")
-    buffer = io.BytesIO()
-    torch.save(x, buffer)
-    buffer.seek(0)
-    return [
-        bool((torch.load(buffer, map_location="cuda") == x).all()),
-        bool((copy.deepcopy(x) == x).all()),
-        bool((pickle.loads(pickle.dumps(x)) == x).all()),
-        bool((x.clone() == x).all()),
-    ]
-
-
 @scenario()
 def the_allocator_can_be_turned_off_and_on() -> Any:
     x = bytes_of(1000)
