@@ -231,31 +231,6 @@ def measured_by(monkeypatch: pytest.MonkeyPatch, measure: Any) -> Any:
     return run
 
 
-def test_rows_are_there_whenever_a_command_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "fence.json"
-    seen: list[Any] = []
-
-    def measure(self: Any, part: Any, cases: Any, rounds: int, seconds: float, each: Any) -> Any:
-        found: list[Any] = []
-        for ms in (2.0, 4.0):
-            figures = {"machine": ABOUT, "step_ms": ms, "mib": ms}
-            found.append({case.name: dict(figures) for case in cases})
-            found[-1]["no audit"]["step_ms"] = 2.0
-            each(found)
-            [row] = [
-                row for row in json.loads(out.read_text())["rows"] if row["name"] == "step, fence"
-            ]
-            seen.append((row["rounds"], row["ratio"]))
-        raise KeyboardInterrupt
-
-    measured_by(monkeypatch, measure)
-    with pytest.raises(KeyboardInterrupt):
-        main(monkeypatch, "fence", "--out", str(out))
-    assert seen == [(1, 1.0), (2, 1.5)]
-
-
 def test_a_case_that_gives_nothing_is_named_and_one_left_out_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
