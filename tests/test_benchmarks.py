@@ -192,37 +192,6 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(load("run").main())
 
 
-def test_topics_parts_and_settings_are_listed_without_a_gpu() -> None:
-    done = command("--list")
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(load("topics").TOPICS)
-    done = command("sleep", "--list")
-    assert "bandwidth: esper_alloc; torch_memory_saver\n" in done.stdout
-    assert "setting: gib=20.0\n" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "name a topic"),
-        (("luck",), "invalid choice: 'luck'"),
-        (("jobs", "--part", "gpt3"), "no part 'gpt3'; jobs has: gpt2, "),
-        (("churn", "--set", "least=3"), "no such setting; there are most=1000000"),
-        (("churn", "--set", "most=all"), "the value is one like 1000000"),
-        (("pair", "--set", "most=3"), "no such setting; there are none"),
-        (("pair", "--rounds", "0"), "--rounds: one at least"),
-    ],
-)
-def test_wrong_usage_is_named(
-    arguments: tuple[str, ...], said: str,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    with pytest.raises(SystemExit) as caught:
-        main(monkeypatch, *arguments)
-    assert caught.value.code == 2
-    assert said in capsys.readouterr().err
-
-
 def measured_by(monkeypatch: pytest.MonkeyPatch, measure: Any) -> Any:
     """The runner with a GPU, and this in place of workers that take turns."""
     run = load("run")
@@ -496,12 +465,9 @@ def test_a_job_that_takes_too_much_or_computes_something_else_is_seen(tmp_path: 
     add_job(made, "gpt2", rounds)
     missed = {row["name"].removeprefix("gpt2: ") for row in made.rows if row["met"] is False}
     assert missed == {
-        "peak reserved",
-        "step time",
-        "step time over the whole job",
-        "outputs that differ from native's",
-        "device memory in use beyond reserved",
-    }
+        "peak reserved", "step time", "step time over the whole job",
+        "outputs that differ from native's", "device memory in use beyond reserved",
+    }  # fmt: skip
 
 
 def test_where_peers_do_not_agree_nothing_is_asked_of_ours(tmp_path: Path) -> None:

@@ -57,29 +57,12 @@ def test_children_do_not_see_each_other(nursery: helper.Nursery) -> None:
     assert pid != first[1].strip() and rest == ["False", "False"]
 
 
-def test_torch_is_there_and_cuda_untouched(nursery: helper.Nursery) -> None:
-    code = """
-    import sys
-    there = "torch" in sys.modules
-    import torch, esper_alloc
-    print(there, torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork(), esper_alloc.is_enabled())
-    print(torch.ones(1 << 20).sum().item())
-    """
-    assert run(nursery, code) == (0, "True False False False\n1048576.0\n", "")
-
-
 @pytest.mark.parametrize(
     ("code", "status"),
     [("import sys; sys.exit(3)", 3), ("import os; os._exit(4)", 4), ("import os; os.abort()", -6)],
 )
 def test_how_it_ends_is_told(nursery: helper.Nursery, code: str, status: int) -> None:
     assert run(nursery, code)[0] == status
-
-
-def test_an_exception_is_printed(nursery: helper.Nursery) -> None:
-    status, out, err = run(nursery, "print('so far')\nraise ValueError('what is wrong')")
-    assert status == 1 and out == "so far\n"
-    assert err.startswith("Traceback") and err.endswith("ValueError: what is wrong\n")
 
 
 @pytest.mark.slow

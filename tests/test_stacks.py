@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from importlib import import_module
@@ -27,26 +26,6 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 # --- the programs ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_programs_have_what_the_runner_calls(path: Path, stacks: Any) -> None:
-    """And import no other libraries than those without which they are left out."""
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree)
-    [program] = [one for one in tree.body if isinstance(one, ast.FunctionDef)]
-    assert (program.name, [one.arg for one in program.args.args]) == ("program", ["run"])
-    found = {one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
-    found |= {name.name for one in ast.walk(tree) if isinstance(one, ast.Import)
-              for name in one.names}  # fmt: skip
-    roots = {str(name).split(".")[0] for name in found} - sys.stdlib_module_names
-    needs = {name.split(".")[0] for name in stacks.PROGRAMS[path.stem].needs}
-    assert roots - {"torch", "tokenizers"} <= needs
-    calls = {one.func.attr for one in ast.walk(tree)
-             if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)}  # fmt: skip
-    assert "step" in calls
-    reads = {one.attr for one in ast.walk(tree) if isinstance(one, ast.Attribute)}
-    assert ("control" in reads) == stacks.PROGRAMS[path.stem].control
 
 
 def test_every_program_is_run_and_documented(stacks: Any) -> None:

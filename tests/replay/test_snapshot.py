@@ -87,11 +87,8 @@ def test_reads_plain_and_gzip_whatever_the_name(tmp_path, protocol, compressed):
     loaded = load_snapshot(path)
     assert loaded.path == str(path)
     assert [list(reader.ACTIONS)[one] for one in loaded.traces[0].actions] == [
-        "segment_alloc",
-        "alloc",
-        "free_requested",
-        "free_completed",
-    ]
+        "segment_alloc", "alloc", "free_requested", "free_completed",
+    ]  # fmt: skip
 
 
 def test_reads_gzip_of_several_members_and_padding(tmp_path):

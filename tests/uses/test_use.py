@@ -373,12 +373,9 @@ def test_using_waits_enters_marks_and_leaves(steps):
         assert steps.current[-1].name == "side"
         del x
     assert steps.log == [
-        ("wait", "side", "main"),
-        ("enter", "side"),
-        ("mark", 5, "side"),
-        ("mark", 2, "side"),
+        ("wait", "side", "main"), ("enter", "side"), ("mark", 5, "side"), ("mark", 2, "side"),
         ("leave", "side"),
-    ]
+    ]  # fmt: skip
 
 
 def test_using_nests_and_can_be_entered_again(steps):
@@ -387,16 +384,9 @@ def test_using_nests_and_can_be_entered_again(steps):
         assert [s.name for s in steps.current] == ["main", "a", "b", "a"]
     assert [s.name for s in steps.current] == ["main"]
     assert [step for step in steps.log if step[0] != "mark"] == [
-        ("wait", "a", "main"),
-        ("enter", "a"),
-        ("wait", "b", "a"),
-        ("enter", "b"),
-        ("wait", "a", "b"),
-        ("enter", "a"),
-        ("leave", "a"),
-        ("leave", "b"),
-        ("leave", "a"),
-    ]
+        ("wait", "a", "main"), ("enter", "a"), ("wait", "b", "a"), ("enter", "b"),
+        ("wait", "a", "b"), ("enter", "a"), ("leave", "a"), ("leave", "b"), ("leave", "a"),
+    ]  # fmt: skip
 
 
 def test_using_marks_when_the_body_raises(steps):

@@ -278,7 +278,7 @@ TEST(a_capture_begins_after_the_event_that_is_being_recorded_for_all_streams)
     pthread_t thread;
     announces = how;
     atomic_store(&has_begun, false);
-    sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+    sim_options options = {WHEN_TOLD};
     world_begin_with(&w, &options, &(esper_config){.captures_are_announced = announces});
     world_free(&w, world_malloc(&w, 512, w.stream[0])); /* the core meets the device */
     sim_before_call(w.s, SIM_CALL_event_record_all, begin_meanwhile, &thread);

@@ -7,23 +7,19 @@
 #include "core/pools/pool.h"
 #include "one_world.h"
 
-static inline void begin_with(sim_options options)
-{
-  begin_on(options, NULL);
-}
-
 static inline void begin(void)
 {
-  begin_with((sim_options){.completion = SIM_AT_ONCE});
+  begin_on((sim_options){.completion = SIM_AT_ONCE}, NULL);
 }
 
 /* The same with mapped segments, on a device of 256 MiB. */
 static inline void begin_on_pages(void)
 {
-  begin_with((sim_options){.completion = SIM_AT_ONCE,
-                           .oracle = SIM_ORACLE_KNOWN,
-                           .virtual_memory = 1,
-                           .capacity = 256 * MIB});
+  begin_on((sim_options){.completion = SIM_AT_ONCE,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .virtual_memory = 1,
+                         .capacity = 256 * MIB},
+           NULL);
 }
 
 static inline stream_t *stream_of(esper_stream stream)

@@ -23,7 +23,7 @@ static void *around(const void *at)
 }
 
 SCENE_WITH(the_lock_is_that_of_the_blocks_device,
-           begin_with((sim_options){.devices = 2, .completion = SIM_AT_ONCE}))
+           begin_on((sim_options){.devices = 2, .completion = SIM_AT_ONCE}, NULL))
 {
   void *near = world_malloc(&w, 512, r), *far = world_malloc(&w, 512, world_stream(&w, 1));
   CHECK(around(near) == near);

@@ -1,4 +1,5 @@
 /* How a heap of mapped segments grows: into which hole, and with which pages. */
+#include "draw.h"
 #include "pages_world.h"
 
 SCENE(a_heap_grows_by_what_is_missing)
@@ -84,8 +85,7 @@ static uint64_t state = 1;
 
 static size_t draw(size_t below)
 {
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (size_t)(state >> 33) % below;
+  return (size_t)draw_below(&state, below);
 }
 
 /* docs/design.md, Sizes: what of a block nobody asked for, of 1 byte to 64 MiB. */

@@ -67,25 +67,6 @@ def snapshots_of_both() -> Any:
     ]
 
 
-@scenario("two_gpus")
-def plain_copies_across() -> Any:
-    """Both ways, of memory from before the first one and from after it, whichever device
-    is current."""
-    host = torch.arange(1 << 20)
-    early, late = [host.to(f"cuda:{d}") for d in (0, 1)], []
-    seen = []
-    for _ in range(2):
-        for x in early + late:
-            for current in (0, 1):
-                with torch.cuda.device(current):
-                    y = x.to(f"cuda:{1 - x.device.index}")
-                    z = torch.empty_like(x)
-                    z.copy_(y)
-                    seen += [y.cpu().equal(host), z.cpu().equal(host)]
-        late = [host.to(f"cuda:{d}") for d in (0, 1)]
-    return [len(seen), all(seen)]
-
-
 @scenario("two_gpus", "gpu")
 def copies_across() -> Any:
     x = torch.arange(1 << 20, device="cuda:0")

@@ -176,16 +176,6 @@ def wrong_devices() -> Any:
 
 
 @scenario()
-def the_fraction_that_was_set() -> Any:
-    answer = [torch.cuda.get_per_process_memory_fraction()]
-    torch.cuda.set_per_process_memory_fraction(0.5)
-    answer.append(torch.cuda.get_per_process_memory_fraction())
-    answer.append(torch.cuda.get_per_process_memory_fraction(0))
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    return [*answer, torch.cuda.get_per_process_memory_fraction()]
-
-
-@scenario()
 def oversize_is_unlimited_by_default() -> Any:
     _x = bytes_of(300 * MiB)
     return stats("oversize_allocations.current", "oversize_segments.current", "max_split_size")

@@ -43,12 +43,6 @@ def they_act_at_once() -> Any:
 
 
 @scenario()
-def both_ways_of_setting() -> Any:
-    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:80")
-    return [shown()["max_split_size"]]
-
-
-@scenario()
 def wrong_ones() -> Any:
     answers = [
         type_of_error(lambda text=text: put(text))

@@ -249,12 +249,6 @@ def a_thread_outlives_the_program() -> None:
     threading.Thread(target=later).start()
 
 
-@scenario(PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-def nothing_is_cached() -> None:
-    kept.append(memory())
-    torch.cuda.caching_allocator_alloc(1000)
-
-
 @scenario()
 def bare_memory() -> None:
     torch.cuda.caching_allocator_alloc(MiB)

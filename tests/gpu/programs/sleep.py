@@ -24,39 +24,6 @@ def used_on_device() -> int:
     return total - free
 
 
-def digests(tensors: list[torch.Tensor]) -> list[int]:
-    return [int(t.view(torch.uint8).long().sum()) for t in tensors]
-
-
-def contents() -> None:
-    """Tensors of many sizes and dtypes, on two streams, through several cycles."""
-    side = torch.cuda.Stream()
-    torch.manual_seed(0)
-    kept: list[torch.Tensor] = []
-    with esper_alloc.tag("weights"):
-        for i in range(200):
-            size = (i * i * 37) % (3 * MIB) + 1
-            with torch.cuda.stream(side if i % 3 else torch.cuda.current_stream()):
-                kept.append(torch.randint(256, (size,), device="cuda", dtype=torch.uint8))
-        dropped = [torch.empty(size, device="cuda") for size in (10, 10**6, 10**7)]
-    other = torch.full((MIB,), 7.0, device="cuda")
-    torch.cuda.synchronize()
-    before, addresses = digests(kept), [t.data_ptr() for t in kept]
-    live = esper_alloc.tag_stats()["weights"]["allocated_bytes"]
-    wrong, given_back, host = 0, [], []
-    for cycle in range(4):
-        if cycle == 1:
-            dropped.clear()
-        result = esper_alloc.sleep("weights")
-        given_back.append(result.given_back)
-        host.append(esper_alloc.tag_stats()["weights"]["host_bytes"])
-        wrong += len(result.stays) + int(other.sum().item() != 7.0 * MIB)
-        esper_alloc.wake("weights")
-        wrong += digests(kept) != before
-        wrong += [t.data_ptr() for t in kept] != addresses
-    report(wrong=wrong, given_back=given_back, host=host, live=live)
-
-
 def device_memory() -> None:
     """What stays on the device beside the context."""
     torch.zeros(1, device="cuda")
@@ -222,7 +189,6 @@ def turns(folder: str, me: str, other: str) -> None:
 if __name__ == "__main__":
     esper_alloc.enable()
     {
-        "contents": contents,
         "device_memory": device_memory,
         "graphs": graphs,
         "training": training,
