@@ -1005,6 +1005,7 @@ def test_wrappers_see_the_operator_and_older_ones_record_stream():
     assert deaf.seen == old.seen
 
 
+@pytest.mark.slow
 def test_sharded_and_wrapped_tensors_mark_what_is_inside():
     program = """
 import torch, torch.distributed as dist
@@ -1085,6 +1086,7 @@ def test_a_torch_that_cannot_be_taught_is_said_in_one_warning(monkeypatch):
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_untaught_dynamo_runs_marks_eagerly():
     """Outside fullgraph the call is a break in the graph, and nothing is lost."""
     program = """

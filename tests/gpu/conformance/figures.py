@@ -173,9 +173,3 @@ def wrong_devices() -> Any:
         type_of_error(lambda: torch.cuda.set_per_process_memory_fraction("half")),
         type_of_error(lambda: torch.cuda.mem_get_info(99)),
     ]
-
-
-@scenario()
-def oversize_is_unlimited_by_default() -> Any:
-    _x = bytes_of(300 * MiB)
-    return stats("oversize_allocations.current", "oversize_segments.current", "max_split_size")

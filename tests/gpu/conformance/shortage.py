@@ -156,25 +156,6 @@ def an_observer_may_look_around() -> Any:
     return [answer, seen[-1:]]
 
 
-@scenario()
-def the_capacity_is_used_up() -> Any:
-    """Fill what a fraction allows in small steps; the next fails, then all is well."""
-    total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction(0.25)
-    unit = total // 64 // (2 * MiB) * 2 * MiB
-    parts = []
-    while (error := None) is None and len(parts) < 100:
-        try:
-            parts.append(bytes_of(unit))
-        except torch.OutOfMemoryError as caught:
-            error = caught  # noqa: F841
-            break
-    answer = [len(parts), stats(*COUNTS)]
-    parts.pop()
-    parts.append(bytes_of(unit))
-    return [*answer, len(parts)]
-
-
 @scenario("gpu")
 def garbage_is_found_before_giving_up() -> Any:
     """What a cycle of references holds goes when the program collects it in its handler."""
