@@ -70,14 +70,10 @@ class Recorder:
         self.time += 7
         self.entries.append(
             {
-                "action": action,
-                "addr": address,
-                "size": size,
-                "stream": stream,
-                "time_us": self.time,
-                "frames": [],
+                "action": action, "addr": address, "size": size, "stream": stream,
+                "time_us": self.time, "frames": [],
             }
-        )
+        )  # fmt: skip
 
     def note(self, action: str = "snapshot") -> None:
         """An entry that changes nothing."""
@@ -92,12 +88,8 @@ class Recorder:
 
     def usages(self) -> tuple[Usage, ...]:
         return (
-            self.allocated,
-            self.active,
-            self.reserved,
-            self.native_allocated,
-            self.native_active,
-        )
+            self.allocated, self.active, self.reserved, self.native_allocated, self.native_active,
+        )  # fmt: skip
 
     def alloc(self, size: int, stream: int = 0, pool: tuple[int, int] = (0, 0)) -> Block:
         wanted = max(512, up(size, 512))

@@ -57,44 +57,31 @@ def measured(library: Path, topic: str, allocator: str, **settings: Any) -> dict
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
-def test_pairs_are_measured(library: Path, allocator: str) -> None:
-    figures = measured(library, "pair", allocator)
-    assert figures.pop("machine")["gpu"] == "simulated device 0"
-    assert sorted(figures) == [
-        *(f"raw_alloc + raw_delete, {size}" for size in ("1 MiB", "512 B", "64 MiB")),
-        "torch.empty and drop, 4 KiB",
-    ]
-    assert all(ns > 0 for ns in figures.values())
+#: What each topic measures, and the settings that make it short. Of churn's, 10,000 blocks are more
+#: than the simulated device has.
+SIZES, MANY = ("1 MiB", "512 B", "64 MiB"), "{} live blocks up to 8 MiB"
+FIGURES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "pair": ([*(f"raw_alloc + raw_delete, {size}" for size in SIZES),
+     "torch.empty and drop, 4 KiB"], {}),
+    "threads": ([f"{kind}, {size}, {threads} threads" for size in ("4 KiB", "1 MiB") for kind,
+     counts in (("pairs", (1, 4)), ("pairs, handed on", (4,))) for threads in counts], {"most": 4,
+     "milliseconds": 500}),
+    "churn": ([f"{MANY.format(count)}: ns" for count in ("100", "1,000")], {"most": 100_000,
+     "operations": 2000}),
+}  # fmt: skip
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("topic", FIGURES)
 @pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
-def test_threads_are_measured(library: Path, allocator: str) -> None:
-    found = measured(library, "threads", allocator, most=4, milliseconds=500)
-    assert int(found.pop("machine")["cores"]) >= 1
-    assert sorted(found) == sorted(
-        f"{kind}, {size}, {threads} threads"
-        for size in ("4 KiB", "1 MiB")
-        for kind, counts in (("pairs", (1, 4)), ("pairs, handed on", (4,)))
-        for threads in counts
-    )
-    assert all(rate > 0 for rate in found.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("allocator", ["esper_alloc", "native"])
-def test_churn_is_measured(library: Path, allocator: str) -> None:
-    figures = measured(library, "churn", allocator, most=100_000, operations=2000)
-    left_out = figures.pop("left_out")
-    del figures["machine"]
-    live = ("100 live blocks up to 8 MiB", "1,000 live blocks up to 8 MiB")
-    assert sorted(figures) == sorted(f"{one}: ns" for one in live)
-    assert all(ns > 0 for ns in figures.values())
-    # 10,000 blocks are more than the simulated device has.
-    assert list(left_out) == [f"{n} live blocks up to 8 MiB" for n in ("10,000", "100,000")]
+def test_topics_are_measured(library: Path, topic: str, allocator: str) -> None:
+    names, settings = FIGURES[topic]
+    found = measured(library, topic, allocator, **settings)
+    assert found.pop("machine")["gpu"] == "simulated device 0"
+    left_out = found.pop("left_out", {})
+    assert list(left_out) == [MANY.format(n) for n in ("10,000", "100,000")] * (topic == "churn")
     assert all("are free" in why for why in left_out.values())
+    assert sorted(found) == sorted(names) and all(figure > 0 for figure in found.values())
 
 
 @pytest.mark.slow
@@ -193,23 +180,3 @@ def test_a_pipeline_has_no_more_than_its_limit(library: Path, mib: int, failed: 
     assert found["failed"] == failed and (found["step_ms"] is None) == bool(failed)
     assert (found["ooms"] > 0) == bool(failed) and (found["why"] is not None) == bool(failed)
     assert found["reserved"] <= mib << 20
-
-
-#: Twenty million replacements would take seconds, of which each round gets a hundredth.
-SHORT_ROUNDS = """
-import simulated, sys, time
-sys.path.insert(0, sys.argv.pop(1))
-import loops
-loops.churn(100, 9.0, 20.0, 2.0, 1000, rounds=1, longest=1.0)
-count, longest = 20_000_000, float(sys.argv.pop(1))
-begin = time.monotonic()
-[ns] = loops.churn(100, 9.0, 20.0, 2.0, count, rounds=1, longest=longest)
-print(ns * count / 1e9, time.monotonic() - begin)
-"""
-
-
-@pytest.mark.slow
-def test_a_round_of_churn_ends_when_its_time_is_over(library: Path) -> None:
-    [line] = run(library, SHORT_ROUNDS, "0.01")
-    all_would_take, took = map(float, line.split())
-    assert took < all_would_take  # for one of the two rounds

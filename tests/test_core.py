@@ -12,6 +12,7 @@ one thread cannot have, every 64th.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -85,11 +86,14 @@ def build(variant: str) -> Path:
     return HERE / "build" / variant
 
 
+TEST = re.compile(r"(?:TEST|SCENE|SCENE_WITH|WALK)\((\w+)")
+
+
 def names(program: str) -> list[str]:
     """The tests of a program, read from its source so that collecting builds nothing."""
     own = EPISODES.glob("rule_*.c") if program == "episodes" else HERE.glob(f"*/{program}.c")
     lines = [line for source in own for line in source.read_text().splitlines()]
-    return [line[len("TEST(") : line.index(")")] for line in lines if line.startswith("TEST(")]
+    return [found[1] for line in lines if (found := TEST.match(line))]
 
 
 CASES = [(program, name) for program in PROGRAMS for name in names(program)]

@@ -101,21 +101,12 @@ OFF = 2**64 - 1  # ESPER_ALLOWANCE_OFF
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        ("", 128 << 20),
-        ("128MiB", 128 << 20),
-        ("1 GiB", 1 << 30),
-        ("512M", 512 << 20),
-        ("7 K", 7 << 10),
-        ("2T", 2 << 40),
-        ("0064KiB", 64 << 10),
-        ("123456789", 123456789),
-        ("0", 1),
-        ("0 MiB", 1),
-        ("9999999999999999999", 9999999999999999999),
-        ("9999999999999999999T", OFF),
-        ("off", OFF),
+        ("", 128 << 20), ("128MiB", 128 << 20), ("1 GiB", 1 << 30), ("512M", 512 << 20),
+        ("7 K", 7 << 10), ("2T", 2 << 40), ("0064KiB", 64 << 10), ("123456789", 123456789),
+        ("0", 1), ("0 MiB", 1), ("9999999999999999999", 9999999999999999999),
+        ("9999999999999999999T", OFF), ("off", OFF),
     ],
-)
+)  # fmt: skip
 def test_allowance_from_environment(built: Path, given: str, found: int) -> None:
     """The core and Python read the same; the core's 0 is its default, and the most is off."""
     assert run_scenario(built, "allowance", given=f"{given}\n") == str(found)

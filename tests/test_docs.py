@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.machinery
-import json
 import os
 import re
 import shlex
@@ -311,37 +310,6 @@ def test_no_file_mentions_the_machine_it_was_written_on() -> None:
 # --- the script for a machine with a GPU -----------------------------------
 
 
-def run_gpu_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return python(ROOT / "tools" / "gpu", *arguments)
-
-
-def test_lanes_of_the_gpu_script_have_folders_of_their_own(tmp_path: Path) -> None:
-    done = run_gpu_script(
-        *("--results", str(tmp_path), "--prebuilt", "--limit", "0"),
-        *("--lane", "smoke,pair:30,doctor", "--lane", "doctor"),
-    )
-    assert done.returncode == 1, done.stderr  # there was no time for any
-    for lane, names in enumerate((["smoke", "pair", "doctor"], ["doctor"])):
-        table = json.loads((tmp_path / f"lane-{lane}" / "summary.json").read_text())
-        assert [row["part"] for row in table] == ["build", *names]
-        assert {row["status"] for row in table} == {"no time left"}
-        assert f"##### lane-{lane}" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "arguments, why",
-    [
-        (["--lane", "smoke,nonsense"], "no part 'nonsense'"),
-        (["--lane", "smoke", "--part", "doctor"], "leave out --part"),
-        (["--lane", "pair:thirty"], "pair:thirty: the seconds are a whole number"),
-        (["--part", "smoke:30"], "smoke is no benchmark"),
-    ],
-)
-def test_wrong_lanes_are_refused(tmp_path: Path, arguments: list[str], why: str) -> None:
-    done = run_gpu_script("--results", str(tmp_path), *arguments)
-    assert done.returncode == 2 and why in done.stderr
-
-
 @pytest.fixture
 def gpu_script(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     loader = importlib.machinery.SourceFileLoader("gpu_script", str(ROOT / "tools" / "gpu"))
@@ -351,13 +319,6 @@ def gpu_script(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     loader.exec_module(script)
     return script
-
-
-def test_a_part_may_take_less_time(gpu_script: types.ModuleType) -> None:
-    known = {part.name: part for part in gpu_script.parts(Path("results"))}
-    assert gpu_script.called("pair", known) is known["pair"]
-    shorter = gpu_script.called("pair:30", known)
-    assert shorter.command[-2:] == ("--seconds", "30") and shorter.limit == known["pair"].limit
 
 
 def test_the_gpu_script_runs_what_there_is(gpu_script: types.ModuleType) -> None:

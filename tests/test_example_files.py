@@ -109,20 +109,6 @@ def test_the_extension_compiles_and_finds_the_one_core(tmp_path: Path) -> None:
     assert cores == "1"
 
 
-def test_memory_in_turns_is_drawn_the_same_each_time(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    example = load("ppo_sleep.py")
-    rows = [
-        {"seconds": i / 10, "engine": 90.0 * (i % 2), "trainer": 90.0 * ((i + 1) % 2),
-         "other": 5.0, "device": 600.0, "asleep": 90.0}
-        for i in range(6)
-    ]  # fmt: skip
-    for name in ("turns.svg", "again.svg", "turns.png"):
-        example.draw(rows, tmp_path / name)
-    drawn = (tmp_path / "turns.svg").read_text()
-    assert drawn == (tmp_path / "again.svg").read_text() and drawn.rstrip().endswith("</svg>")
-
-
 class Side:
     """An engine or trainer that says whether it is awake. Nobody works or loads asleep."""
 

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import pytest
 from circles import circle
-from compilers import CC, CXX
+from compilers import CC
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
@@ -50,14 +50,9 @@ TORCH = (
 FOLDERS = {"core": CORE, "torch": TORCH}
 #: All folders that are layers, from the lowest to the highest.
 LAYERS = (
-    "device",
-    *(f"core/{folder}" for folder in CORE),
-    "sleep",
-    "black_box",
-    "replay",
-    "audit",
+    "device", *(f"core/{folder}" for folder in CORE), "sleep", "black_box", "replay", "audit",
     *(f"torch/{folder}" for folder in TORCH),
-)
+)  # fmt: skip
 #: By these the shim reaches the core and the engine in another module.
 CAPSULES = ("python/capi.h", "python/audit_capi.h")
 #: The C++ files of the PyTorch module.
@@ -382,23 +377,6 @@ def test_a_circle_through_headers_is_named(shim: Path) -> None:
     (shim / f"{options}.cpp").write_text("int options() { return 0; }\n")
     assert circle(units(includes(shim), SHIM)) == []
     assert edges_up(includes(shim)) == []
-
-
-def test_a_call_up_in_built_objects_is_named(shim: Path) -> None:
-    if not CXX:
-        pytest.skip("needs a C++ compiler")
-    assert built_objects(shim, shim / "build") == {}
-    for source in shim.rglob("*.cpp"):
-        name = source.relative_to(shim)
-        target = shim / "build" / "temp.machine" / "csrc" / name.with_suffix(".o")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([*CXX, "-c", str(source), "-o", str(target)], check=True)
-    found = calls(built_objects(shim, shim / "build"))
-    allocator, options = "torch/allocator/allocator.cpp", "torch/start/options.cpp"
-    assert circle(found) == [allocator, options, allocator]
-    assert edges_up(found) == [f"{options} -> {allocator}: _Z9allocatorv"]
-    os.utime(shim / "torch" / "start" / "options.h", (2**32, 2**32))
-    assert built_objects(shim, shim / "build") == {}  # older than a header: they say nothing
 
 
 def test_a_declaration_in_another_header_is_named(tmp_path: Path) -> None:

@@ -31,20 +31,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "helpers": {"installation", "uses"},
     "replay": {"recorder"},
     "explain": {"replay", "view"},
-    "cli": {
-        "installation",
-        "recorder",
-        "torch_allocator",
-        "uses",
-        "auditor",
-        "helpers",
-        "replay",
-        "view",
-        "live",
-        "explain",
-        "esper_alloc",
-    },
-}
+    "cli": {"installation", "recorder", "torch_allocator", "uses", "auditor", "helpers", "replay",
+            "view", "live", "explain", "esper_alloc"},
+}  # fmt: skip
 #: The modules beside the folders: the public names, and ``python -m esper_alloc``.
 TOP = {
     "__init__": {

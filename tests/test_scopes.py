@@ -23,16 +23,12 @@ def batch_scope() -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: esper_alloc.tag("weights"),
-        lambda: esper_alloc.using(torch.ones(3)),
-        esper_alloc.asleep,
-        esper_alloc.capturing,
-        esper_alloc.audit,
-        batch_scope,
+        lambda: esper_alloc.tag("weights"), lambda: esper_alloc.using(torch.ones(3)),
+        esper_alloc.asleep, esper_alloc.capturing, esper_alloc.audit, batch_scope,
         esper_alloc.cudagraph_outputs,
     ],
     ids=["tag", "using", "asleep", "capturing", "audit", "for_stream", "cudagraph_outputs"],
-)
+)  # fmt: skip
 def test_a_scope_that_was_not_entered(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrapper, "_graphs_are_possible", lambda: True)
     monkeypatch.setenv("ESPER_ALLOC", "0")  # asleep() can be entered then

@@ -56,14 +56,6 @@ def test_an_image_is_what_the_formula_says(simulator, angles) -> None:
             )
 
 
-def test_a_whole_order_is_a_peak(simulator) -> None:
-    orders = torch.tensor([0.0, 1.0, -3.0, 0.2], dtype=torch.float64)
-    factor = simulator.lattice_factor(orders)
-    assert factor[:3].tolist() == [simulator.CELLS] * 3
-    expected = math.sin(math.pi * simulator.CELLS * 0.2) / math.sin(math.pi * 0.2)
-    assert math.isclose(float(factor[3]), expected, abs_tol=1e-12)
-
-
 @pytest.mark.parametrize("more", [[], ["--unwrapped"]])
 def test_the_example_runs(more) -> None:
     how = "--size 32 --device cpu --mode eager".split()

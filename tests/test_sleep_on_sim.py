@@ -169,19 +169,6 @@ say(stats={tag: one["allocated_bytes"] for tag, one in esper_alloc.tag_stats().i
     assert found["stats"] == {"": 512, "weights": 1024, "kv": 512}
 
 
-def test_a_tag_is_the_threads_own(run: Run) -> None:
-    found = run("""
-import threading
-kept = []
-with esper_alloc.tag("weights"):
-    other = threading.Thread(target=lambda: kept.append(torch.empty(5, device="cuda")))
-    other.start()
-    other.join()
-say(stats={tag: one["allocated_bytes"] for tag, one in esper_alloc.tag_stats().items()})
-""")
-    assert found["stats"] == {"": 512}
-
-
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_functions_have_tags_around_them_and_inside(run: Run, backend: str) -> None:
     found = run(f"""
@@ -292,19 +279,6 @@ with esper_alloc.asleep("weights"):
     _, asleep, awake = done.stdout.split()
     assert f"memory at {int(asleep):#x} is used while it sleeps: wake it first" in done.stderr
     assert f"{int(awake):#x}" not in done.stderr
-
-
-def test_what_is_freed_asleep_does_not_wake(run: Run) -> None:
-    found = run("""
-with esper_alloc.tag("weights"):
-    x, y = on_device(torch.ones(4 * MIB)), on_device(torch.ones(4 * MIB))
-esper_alloc.sleep("weights")
-del x
-woken = esper_alloc.wake("weights")
-say(woken=woken, sum=float(y.cpu().sum()), valid=simulated.core_is_valid())
-""")
-    assert found["woken"] < 24 * 2**20 and found["valid"]
-    assert found["sum"] == 4 * 2**20
 
 
 def test_a_wake_without_memory_can_be_repeated(run: Run) -> None:

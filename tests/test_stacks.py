@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import os
 import subprocess
 import sys
 from importlib import import_module
@@ -31,26 +28,6 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> Any:
 # --- the programs ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_programs_have_what_the_runner_calls(path: Path, stacks: Any) -> None:
-    """And import no other libraries than those without which they are left out."""
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree)
-    [program] = [one for one in tree.body if isinstance(one, ast.FunctionDef)]
-    assert (program.name, [one.arg for one in program.args.args]) == ("program", ["run"])
-    found = {one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
-    found |= {name.name for one in ast.walk(tree) if isinstance(one, ast.Import)
-              for name in one.names}  # fmt: skip
-    roots = {str(name).split(".")[0] for name in found} - sys.stdlib_module_names
-    needs = {name.split(".")[0] for name in stacks.PROGRAMS[path.stem].needs}
-    assert roots - {"torch", "tokenizers"} <= needs
-    calls = {one.func.attr for one in ast.walk(tree)
-             if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)}  # fmt: skip
-    assert "step" in calls
-    reads = {one.attr for one in ast.walk(tree) if isinstance(one, ast.Attribute)}
-    assert ("control" in reads) == stacks.PROGRAMS[path.stem].control
-
-
 def test_every_program_is_run_and_documented(stacks: Any) -> None:
     assert sorted(stacks.PROGRAMS) == NAMES == sorted(part.name for part in stacks.STACKS.parts)
     page = (ROOT / "docs" / "real-programs.md").read_text()
@@ -74,42 +51,6 @@ def test_programs_repeat_on_the_cpu(name: str, stacks: Any) -> None:
     assert len(steps[0]) == 4, said[0].stderr[-2000:]
     assert len({line.partition(": ")[2] for line in steps[0]}) > 1
     assert steps[0] == steps[1]
-
-
-def test_a_program_that_dies_says_of_what(
-    stacks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It told before which machine it is."""
-    (tmp_path / "one.py").write_text(
-        "def program(run):\n"
-        "    for number in range(run.steps):\n"
-        "        run.step(number / 2)\n"
-        "    if not run.control:\n"
-        "        raise RuntimeError('CUDA error: device-side assert')\n"
-    )
-    monkeypatch.setattr(stacks, "FOLDER", tmp_path)
-
-    def reports() -> list[Any]:
-        found = map(stacks.workers.reported, capfd.readouterr().out.splitlines())
-        return [one for one in found if one is not None]
-
-    stacks.run_program("one", stacks.Run(), stacks.NATIVE, False)
-    first, last = reports()
-    assert first["failed"] == 1 and first["machine"]["gpu"] == "none"
-    assert last["failed"] == 0 and last["outputs"] == ["0.0", "0.5", "1.0"] and last["step_ms"] > 0
-    with pytest.raises(RuntimeError):
-        stacks.run_program("one", stacks.Run(control=False), stacks.NATIVE, False)
-    assert [one["failed"] for one in reports()] == [1, 1]
-
-
-def test_the_error_is_the_last_line_that_names_one(stacks: Any) -> None:
-    error = "torch.AcceleratorError: CUDA error: device-side assert triggered"
-    said = f"Traceback (most recent call last):\n  x = y\n{error}\nSearch for `cudaErrorAssert'\n\n"
-    assert stacks.last_line(said) == error
-    of_rank = f"[rank1]: {error}\nx.errors.ChildFailedError:\n====\n"
-    assert stacks.last_line(of_rank) == f"[rank1]: {error}"
-    assert stacks.last_line("it did not end within 3 s") == "it did not end within 3 s"
-    assert stacks.last_line("") == "it said nothing"
 
 
 def test_outputs_are_told_bit_for_bit(stacks: Any) -> None:
@@ -200,49 +141,3 @@ def test_the_table_has_what_was_measured(
         "| 800 MiB; 80 ms | 0 (0) | 5 |"
     )
     assert last.endswith("on a GPU, torch 2, with torch-geometric 2.8.")
-
-
-def test_a_missing_library_is_left_out_and_not_failed(
-    stacks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = import_module("run")
-    monkeypatch.setattr(stacks, "installed", lambda name: False)
-    out = tmp_path / "stacks.json"
-
-    def measure(self: Any, part: Any, cases: Any, rounds: int, *_: Any) -> Any:
-        assert rounds == 1
-        how = {"steps": 1, "device": "cpu"}
-        return [{case.name: stacks.measure(case.allocator, **case.how, **how) for case in cases}]
-
-    monkeypatch.setattr(run.Command, "measure", measure)
-    monkeypatch.setattr(sys, "argv", ["run.py", "stacks", "--set", "device=cpu", "--part",
-                                      "timm_prefetch", "--out", str(out)])  # fmt: skip
-    assert run.main() == 0
-    results = json.loads(out.read_text())
-    assert results["rows"] == [] and os.listdir(tmp_path) == ["stacks.json"]
-
-
-def test_a_part_of_a_missing_package_is_missing(stacks: Any) -> None:
-    assert stacks.installed("xml.dom")
-    assert not stacks.installed("xml.no_such_part")
-    assert not stacks.installed("no_such_package.core")
-
-
-def test_an_audit_runs_once(stacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "installed", lambda name: True)
-    part = stacks.STACKS.parts[0]
-    asked: list[Any] = []
-
-    class Command:
-        def measure(self, part: Any, cases: Any, rounds: int, seconds: float, each: Any) -> Any:
-            asked.append(([case.name for case in cases], rounds))
-            found = [{case.name: {} for case in cases}] * rounds
-            each(found)
-            return found
-
-    seen: list[int] = []
-    found = stacks.audited_once(
-        Command(), part, part.cases, 3, 60.0, lambda one: seen.append(len(one))
-    )
-    assert [rounds for _, rounds in asked] == [1, 2] and seen == [1, 3]
-    assert [stacks.AUDIT in one for one in found] == [True, False, False]

@@ -122,61 +122,11 @@ def test_programs_have_everything_and_repeat() -> None:
     assert not {step.kind for step in plain} & stream_programs.NEEDS_OTHERS
 
 
-def test_memory_is_dropped_while_others_may_read_it() -> None:
-    """Variables that were used on a stream other than their own, and dropped unordered."""
-    dropped = 0
-    for seed in range(20):
-        used: dict[int, set[int]] = {}
-        home: dict[int, int] = {}
-        for step in make_program(seed):
-            if step.result >= 0:
-                home[step.result] = step.stream
-            for one in step.inputs:
-                if step.kind == "drop":
-                    dropped += bool(used.get(one, set()) - {home[one]})
-                else:
-                    used.setdefault(one, set()).add(step.stream)
-    assert dropped > 100
-
-
-def test_some_memory_is_written_first_by_a_stream_that_came_after_its_own_before() -> None:
-    """Nothing that it can be told from is on the owner's stream in between."""
-    events: list[tuple[str, int]] = []
-
-    class Watched(OneByOne):
-        def wait(self, stream: int, event: Clock) -> None:
-            super().wait(stream, event)
-            events.append(("wait", stream))
-
-        def on(self, stream: int) -> AbstractContextManager[Any]:
-            events.append(("on", stream))
-            return nullcontext()
-
-    with ThreadPoolExecutor(1) as thread:
-        program = [Step("behind", 1, 0, number=5, size=2, other=2), Step("check", 1, inputs=(0,))]
-        machine = Watched()
-        Run(machine, program, thread).run()
-    assert events[:3] == [("wait", 2), ("on", 1), ("on", 2)]
-    assert machine.checks == 1 and machine.wrong == []
-    again = 0  # the memory that a reader was just dropped from
-    for seed in range(20):
-        steps = make_program(seed)
-        again += sum(
-            step.kind == "behind" and before.kind == "drop" and step.stream != step.other
-            for before, step in zip(steps, steps[1:])
-        )
-    assert again > 40
-
-
 def test_the_oracle_by_hand() -> None:
     program = [
-        Step("new", 0, 0, number=5, size=2),
-        Step("view", 1, 1, (0,), size=2),
-        Step("in_place", 2, inputs=(1,), number=3),
-        Step("add", 1, 2, (0, 1), size=2),
-        Step("check", 3, inputs=(0,)),
-        Step("backward", 1, 3, (2,), size=2),
-        Step("graph", 1, 4, (3,), number=4, size=2),
-        Step("check", 0, inputs=(4,)),
-    ]
+        Step("new", 0, 0, number=5, size=2), Step("view", 1, 1, (0,), size=2),
+        Step("in_place", 2, inputs=(1,), number=3), Step("add", 1, 2, (0, 1), size=2),
+        Step("check", 3, inputs=(0,)), Step("backward", 1, 3, (2,), size=2),
+        Step("graph", 1, 4, (3,), number=4, size=2), Step("check", 0, inputs=(4,)),
+    ]  # fmt: skip
     assert values_of(program) == {4: 8, 7: 20}

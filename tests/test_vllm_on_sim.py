@@ -366,17 +366,10 @@ worker.load_model()  # asserts that nothing is left of the first
 print(json.dumps(said))
 """
 MODEL = {
-    "architectures": ["OPTForCausalLM"],
-    "model_type": "opt",
-    "hidden_size": 64,
-    "ffn_dim": 128,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 64,
-    "word_embed_proj_dim": 64,
-    "torch_dtype": "float16",
-}
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 64, "ffn_dim": 128,
+    "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 128,
+    "max_position_embeddings": 64, "word_embed_proj_dim": 64, "torch_dtype": "float16",
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -44,25 +44,6 @@ def test_a_job_repeats_bit_for_bit(models, name):
     assert len(set(first)) > 1 and all(one == one for one in first)
 
 
-@pytest.mark.parametrize("name", ["llama_varlen", "moe", "packed"])
-def test_strict_jobs_have_nothing_that_is_refused(models, name):
-    """As far as the CPU can tell."""
-    assert models.JOBS[name].strict
-    torch.use_deterministic_algorithms(True)
-    try:
-        outputs(models, name, 1)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.slow
-def test_training_learns(models):
-    torch.manual_seed(0)
-    step = models.llama_trainer(models.SMALL)
-    losses = [float(step(2, 64)) for _ in range(60)]
-    assert losses[-1] < losses[0] - 1
-
-
 def test_decoding_with_a_cache_gives_what_the_whole_sequence_gives(models):
     torch.manual_seed(0)
     model = models.llama(models.SMALL).eval()
@@ -74,20 +55,6 @@ def test_decoding_with_a_cache_gives_what_the_whole_sequence_gives(models):
         pieces += [model(ids[:, at : at + 1], caches) for at in range(8, 20)]
     assert torch.allclose(torch.cat(pieces, dim=1), whole, atol=1e-4)
     assert [tuple(keys.shape) for keys, _ in caches] == [(2, 4, 20, 16)] * 2
-
-
-def test_the_schedule_of_lengths_reaches_its_most_and_stays_within(models):
-    schedule = models.varlen_schedule(40, 6, 2048)
-    assert schedule == models.varlen_schedule(40, 6, 2048)
-    assert max(schedule) == (6, 2048)
-    assert all(1 <= batch <= 6 and 64 <= length <= 2048 for batch, length in schedule)
-    assert len(set(schedule)) > 30
-
-
-def test_jobs_have_schedules(models):
-    assert set(models.JOBS) == {"gpt2", "resnet50", *ON_CPU}
-    for job in models.JOBS.values():
-        assert job.steps >= job.small_steps > 1
 
 
 # --- the jobs whose sizes never repeat -----------------------------------------------
@@ -118,22 +85,6 @@ def test_no_step_has_the_size_of_another(models, name, operator):
     assert len(sizes.seen) == len(set(sizes.seen)) == steps
 
 
-def test_what_was_drawn_is_not_given_again(models):
-    drawn = iter([3, 1, 3, 3, 2, 1, 4])
-    fresh = models.never_twice(lambda: next(drawn))
-    assert [next(fresh) for _ in range(4)] == [3, 1, 2, 4]
-
-
-def test_packed_rows_are_within_their_bounds(models):
-    draw = models.random.Random(1)
-    rows = [models.packing(draw, 2048, 8192, 2048) for _ in range(300)]
-    sums = [sum(row) for row in rows]
-    assert min(sums) >= 2048 and max(sums) <= 8192 and max(sums) - min(sums) > 5000
-    assert all(1 <= length <= 2048 for row in rows for length in row)
-    assert all(length >= 64 for row in rows for length in row[:-1])
-    assert len({len(row) for row in rows}) > 4
-
-
 def decoder_of(models):
     return models.decoder(models.SMALL).eval()
 
@@ -154,17 +105,6 @@ def test_packed_sequences_do_not_see_each_other(models):
     parts = [alone(models, model, part) for part in ids.split(lengths)]
     assert torch.allclose(row, torch.cat(parts), atol=1e-4)
     assert not torch.allclose(row, alone(models, model, ids), atol=1e-2)
-
-
-def test_each_packed_token_is_followed_by_its_own_sequences(models):
-    texts = models.Texts(models.SMALL, models.random.Random(2))
-    taken = []
-    take = texts.take
-    texts.take = lambda length: taken.append(take(length)) or taken[-1]
-    ids, targets = texts.pack([3, 5])
-    assert [len(one) for one in taken] == [4, 6]
-    assert ids.tolist() == [*taken[0][:-1].tolist(), *taken[1][:-1].tolist()]
-    assert targets.tolist() == [*taken[0][1:].tolist(), *taken[1][1:].tolist()]
 
 
 @torch.no_grad()
@@ -222,17 +162,6 @@ def test_experts_give_what_all_of_them_would_give_weighted(models):
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(given, wanted))
 
 
-def test_an_expert_may_get_nothing_and_imbalance_is_seen(models):
-    experts = models.Experts(8, 8, 4, 1)
-    x = torch.rand(32, 8)
-    with torch.no_grad():
-        experts.router.weight.zero_()
-        experts.router.weight[2] = 50.0
-    assert experts(x).shape == x.shape
-    assert experts.loads == [0, 0, 32, 0]
-    assert experts.imbalance.item() == pytest.approx(4.0, abs=1e-3)
-
-
 def test_loads_of_experts_differ_from_step_to_step(models, monkeypatch):
     loads = []
     forward = models.Experts.forward
@@ -245,22 +174,6 @@ def test_loads_of_experts_differ_from_step_to_step(models, monkeypatch):
     monkeypatch.setattr(models.Experts, "forward", watched)
     outputs(models, "moe", 2)
     assert len(loads) == len(set(loads)) == 2 * 3 * models.SMALL.layers
-
-
-@pytest.mark.parametrize("size", [(16, 16), (17, 31), (33, 20)])
-def test_a_unet_keeps_any_size(models, size):
-    model = models.UNet((4, 8, 16))
-    assert model(torch.randn(2, 3, *size)).shape == (2, 3, *size)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("job", ["moe", "packed"])
-def test_what_is_never_the_same_learns_too(models, job, monkeypatch):
-    """Texts of one stretch, so that there is something to learn."""
-    monkeypatch.setattr(models.Texts, "take", lambda self, length: self.tokens[:length])
-    step = getattr(models, job)(True)
-    losses = [float(step(number)) for number in range(25)]
-    assert sum(losses[-3:]) < sum(losses[:3]) - 1
 
 
 # --- the measuring side of jobs.py and startup.py, on a CPU ---------------
@@ -352,47 +265,6 @@ def test_a_job_is_made_deterministic(monkeypatch, models, card):
         torch.utils.deterministic.fill_uninitialized_memory = before
 
 
-def test_a_history_is_recorded(monkeypatch, models, card, tmp_path):
-    jobs = script(monkeypatch, models, "jobs")
-    said = []
-    monkeypatch.setattr(
-        torch.cuda.memory, "_record_memory_history", lambda *a, **k: said.append(("on", a, k))
-    )
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: said.append(path))
-    found = jobs.record("native", "ppo", "here", small=True)
-    assert said == [("on", ("all",), {"context": None, "stacks": "python"}), "here"]
-    assert found["peak_reserved_mib"] == 5 * 1024
-    steps = []
-    counted = models.Job(lambda small: steps.append, 9, 3)
-    monkeypatch.setitem(models.JOBS, "ppo", counted)
-    jobs.record("native", "ppo", "there", 2, True)
-    assert steps == [0, 1, 2, 0, 1, 2]
-
-
-@pytest.mark.slow
-def test_the_largest_batch_is_bisected(monkeypatch, models, card):
-    jobs = script(monkeypatch, models, "jobs")
-    monkeypatch.setattr(jobs, "MOST", 16)
-    works = jobs.trial
-
-    def trial(name, batch, small):
-        if batch > 5:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
-        works(name, min(batch, 2), True)
-
-    monkeypatch.setattr(jobs, "trial", trial)
-    found = jobs.limits("native", "batch", "llama_varlen", False)
-    assert found["batch"] == 5
-    assert card.calls.count("empty_cache") == 6  # after 1, 2, 4, 8, 6, 5
-    assert card.calls.count("set_per_process_memory_fraction") == 1
-
-
-def test_other_errors_than_lack_of_memory_are_not_hidden(monkeypatch, models):
-    jobs = script(monkeypatch, models, "jobs")
-    with pytest.raises(ValueError):
-        jobs.survives(lambda: int("x"))
-
-
 @pytest.mark.slow
 def test_a_job_with_the_limit_in_use(monkeypatch, models, card):
     jobs = script(monkeypatch, models, "jobs")
@@ -428,21 +300,3 @@ def test_a_job_beside_a_neighbour(monkeypatch, models, card, fails):
     assert found["why"] == ("CUDA out of memory. More." if fails else None)
     assert (found["step_ms"] is None) == fails
     assert "set_per_process_memory_fraction" not in card.calls
-
-
-def test_startup_measures_each_step(monkeypatch, models, card):
-    startup = script(monkeypatch, models, "startup")
-    monkeypatch.setattr(torch, "empty", lambda size, device: torch.zeros(size))
-    found = startup.first("native")
-    assert set(found) == {"machine", "idle_mib", "first_ms", "first_allocation_us"}
-    assert found["idle_mib"] == 80 * 1024
-    assert list(startup.imports("native")) == ["machine", "torch_ms"]
-    import esper_alloc
-
-    monkeypatch.setattr(esper_alloc, "enable", lambda: card.calls.append("enabled"))
-    monkeypatch.setattr(esper_alloc, "is_enabled", lambda: True)
-    found = startup.imports("esper_alloc")
-    assert found["torch_ms"] <= found["import_ms"] <= found["enabled_ms"]
-    assert card.calls.count("enabled") == 1
-    startup.first("esper_alloc")
-    assert card.calls.count("enabled") == 2

@@ -55,14 +55,10 @@ def test_a_free_names_all_that_belongs_to_it() -> None:
 @pytest.mark.parametrize(
     "kind, line",
     [
-        ("freed-in-use", 3),
-        ("marked-early", 4),
-        ("read-early", 9),
-        ("write-early", 9),
-        ("stale-output", 9),
-        ("used-after-free", 9),
+        ("freed-in-use", 3), ("marked-early", 4), ("read-early", 9), ("write-early", 9),
+        ("stale-output", 9), ("used-after-free", 9),
     ],
-)
+)  # fmt: skip
 def test_each_kind_has_its_line(kind: str, line: int) -> None:
     one = finding(kind)
     assert one.place.frames[0].line == line

@@ -35,11 +35,18 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def command(library: Path, tmp_path: Path) -> Command:
-    """`python -m esper_alloc audit` with these arguments."""
+    """`python -m esper_alloc audit` with these arguments. Forked: in a process that has imported
+    torch already, for what does not depend on that."""
 
-    def run(*arguments: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, cwd: Path = tmp_path, forked: bool = False
+    ) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, **build.environment(library)}
-        return python("-m", "esper_alloc", "audit", *arguments, env=env, cwd=cwd)
+        if not forked:
+            return python("-m", "esper_alloc", "audit", *arguments, env=env, cwd=cwd)
+        begin = f"import os, sys; os.chdir({str(cwd)!r}); sys.path[0] = {str(cwd)!r}"
+        call = f"from esper_alloc.cli.main import main; sys.exit(main({['audit', *arguments]!r}))"
+        return build.program(f"{begin}; {call}", env)
 
     return run
 
@@ -49,11 +56,12 @@ def audit(command: Command, tmp_path: Path) -> Command:
     """Audits a program, with its arguments and the command's options."""
 
     def run(
-        program: str, *arguments: str, options: tuple[str, ...] = (), folder: Path = tmp_path
-    ) -> subprocess.CompletedProcess[str]:
+        program: str, *arguments: str, options: tuple[str, ...] = (), folder: Path = tmp_path,
+        forked: bool = False,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         (folder / "job.py").write_text(program)
         script = () if "-m" in options else ("job.py",)
-        return command(*options, *script, *arguments, cwd=folder)
+        return command(*options, *script, *arguments, cwd=folder, forked=forked)
 
     return run
 
@@ -64,7 +72,7 @@ NOTHING_TO_AUDIT = (
 
 
 def test_what_is_found_is_printed_and_the_exit_code_is_1(audit: Command) -> None:
-    done = audit(RACE + "print('end')\n")
+    done = audit(RACE + "print('end')\n", forked=True)
     assert done.returncode == 1
     assert done.stdout == "end\n"
     assert "1 finding" in done.stderr and "job.py:7 in <module>" in done.stderr
@@ -100,12 +108,12 @@ def test_annotations_are_what_the_program_says(audit: Command) -> None:
 
 
 def test_a_program_without_cuda_had_nothing_to_audit(audit: Command) -> None:
-    done = audit("import torch\n")
+    done = audit("import torch\n", forked=True)
     assert (done.returncode, done.stderr) == (1, NOTHING_TO_AUDIT)
-    done = audit("import torch\n", options=("--json",))
+    done = audit("import torch\n", options=("--json",), forked=True)
     assert done.returncode == 1
     assert json.loads(done.stderr) == {"complete": False, "used_cuda": False, "findings": []}
-    done = audit("import torch, sys\nsys.exit(5)\n", options=("--json",))
+    done = audit("import torch, sys\nsys.exit(5)\n", options=("--json",), forked=True)
     assert done.returncode == 5
 
 
@@ -126,11 +134,11 @@ def test_the_programs_end_is_kept(audit: Command, end: str, code: int, said: str
 
 
 def test_a_correct_program_keeps_its_exit_code(audit: Command) -> None:
-    assert audit(CORRECT + "sys.exit(7)").returncode == 7
+    assert audit(CORRECT + "sys.exit(7)", forked=True).returncode == 7
 
 
 def test_json_to_a_file(audit: Command, tmp_path: Path) -> None:
-    done = audit(RACE, options=("--json", "--output", "found.json"))
+    done = audit(RACE, options=("--json", "--output", "found.json"), forked=True)
     assert (done.returncode, done.stderr) == (1, "")
     [finding] = json.loads((tmp_path / "found.json").read_text())["findings"]
     assert finding["kind"] == "read-early"
@@ -138,13 +146,13 @@ def test_json_to_a_file(audit: Command, tmp_path: Path) -> None:
 
 
 def test_a_module(audit: Command) -> None:
-    done = audit(RACE + "print(sys.argv[1:])\n", options=("-m", "job", "a"))
+    done = audit(RACE + "print(sys.argv[1:])\n", options=("-m", "job", "a"), forked=True)
     assert done.returncode == 1 and done.stdout == "['a']\n"
     assert "1 finding" in done.stderr
 
 
 def test_raise_ends_the_program(audit: Command) -> None:
-    done = audit(RACE + "print('end')\n", options=("--mode", "raise"))
+    done = audit(RACE + "print('end')\n", options=("--mode", "raise"), forked=True)
     assert done.returncode == 1 and done.stdout == ""
     assert "AuditError" in done.stderr
 
@@ -201,7 +209,7 @@ def test_what_cannot_be_run(
     command: Command, tmp_path: Path, program: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "folder").mkdir()
-    done = command(*program)
+    done = command(*program, forked=True)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("esper_alloc audit: ") and said in line
@@ -216,7 +224,7 @@ def test_only_the_program_has_to_be_named(name: str) -> None:
 
 @pytest.mark.parametrize("options", [("--output", "none/found.json"), ("--mode", "loud")])
 def test_wrong_usage(audit: Command, options: tuple[str, ...]) -> None:
-    done = audit("print('ran')", options=options)
+    done = audit("print('ran')", options=options, forked=True)
     assert done.returncode == 2 and done.stdout == ""
     assert options[0] in done.stderr or "found.json" in done.stderr
 
@@ -225,14 +233,14 @@ def test_a_bad_value_of_the_environment_is_wrong_usage(
     audit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_ALLOC_SEGMENTS", "fast")
-    done = audit("print('ran')", options=("--fence",))
+    done = audit("print('ran')", options=("--fence",), forked=True)
     assert (done.returncode, done.stdout) == (2, "")
     why = "ESPER_ALLOC_SEGMENTS=fast is not a kind of segments: use auto, mapped or classic"
     assert done.stderr == f"esper_alloc audit: {why}\n"
 
 
 def test_a_file_that_is_not_there(command: Command) -> None:
-    done = command("none.py")
+    done = command("none.py", forked=True)
     assert done.returncode == 2
     assert done.stderr == "esper_alloc audit: there is no file none.py\n"
 

@@ -17,56 +17,23 @@ from esper_alloc.cli.diagnosis import facts as gathering, words
 ROOT = Path(__file__).resolve().parents[2]
 
 HEALTHY: dict[str, Any] = {
-    "package": {
-        "version": "0.1.0",
-        "location": "/site-packages/esper_alloc",
-        "source_directory": False,
-        "python": [3, 12, 1],
-        "executable": "/usr/bin/python3",
-        "system": "Linux",
-        "machine": "x86_64",
-        "release": "6.8",
-    },
+    "package": {"version": "0.1.0", "location": "/site-packages/esper_alloc",
+     "source_directory": False, "python": [3, 12, 1], "executable": "/usr/bin/python3",
+     "system": "Linux", "machine": "x86_64", "release": "6.8"},
     "core": {"loaded": True, "error": None, "build": {"version": "0.1.0", "compiler": "gcc 13"}},
-    "torch": {
-        "installed": True,
-        "version": "2.11.0+cu130",
-        "cuda": "13.0",
-        "hip": None,
-        "error": None,
-    },
-    "shim": {
-        "built": True,
-        "built_for": {"2.11": "13.0", "2.15": "13.2"},
-        "kernels": True,
-        "missing": [],
-        "error": None,
-    },
-    "driver": {
-        "available": True,
-        "error": None,
-        "driver_version": 13000,
-        "entry_points": {"cuStreamGetId": True, "cuStreamIsCapturing": True},
-        "devices": [
-            {
-                "index": 0,
-                "name": "NVIDIA H200",
-                "total_bytes": 150 << 30,
-                "virtual_memory": True,
-                "compute_capability": (9, 0),
-            }
-        ],
-    },
+    "torch": {"installed": True, "version": "2.11.0+cu130", "cuda": "13.0", "hip": None,
+     "error": None},
+    "shim": {"built": True, "built_for": {"2.11": "13.0", "2.15": "13.2"}, "kernels": True,
+     "missing": [], "error": None},
+    "driver": {"available": True, "error": None, "driver_version": 13000,
+     "entry_points": {"cuStreamGetId": True, "cuStreamIsCapturing": True},
+     "devices": [{"index": 0, "name": "NVIDIA H200", "total_bytes": 150 << 30,
+                  "virtual_memory": True, "compute_capability": (9, 0)}]},
     "environment": {},
     "installed": [],
-    "trial": {
-        "loads": True,
-        "before": "native",
-        "backend": "native",
-        "allocated": True,
-        "error": None,
-    },
-}
+    "trial": {"loads": True, "before": "native", "backend": "native", "allocated": True,
+     "error": None},
+}  # fmt: skip
 
 
 def facts_with(**changes: Any) -> dict[str, Any]:
@@ -98,80 +65,47 @@ def test_variables_that_are_set_to_nothing_count_as_unset() -> None:
     assert "allowance: 128MiB" in words.paths(facts)
 
 
+#: Changes, what the finding says, what the remedy says.
 SICK = [
-    # changes, what the finding says, what the remedy says
     ({"package__system": "Windows"}, "Windows is not supported", "Linux"),
     ({"package__system": "Darwin"}, "Darwin is not supported", "Linux"),
     ({"package__python": [3, 9, 18]}, "Python 3.9.18 is too old", "3.10"),
-    (
-        {"core": {"loaded": False, "error": "ImportError: no file", "build": None}},
-        "the core (esper_alloc._core) cannot be loaded: ImportError: no file",
-        "pip install --no-build-isolation",
-    ),
-    (
-        {"torch__installed": False, "torch__cuda": None},
-        "PyTorch is not installed",
-        "pip install torch",
-    ),
-    (
-        {"torch__error": "OSError: libcudart.so.13", "torch__cuda": None},
-        "torch cannot be imported: OSError: libcudart.so.13",
-        "fix that import first",
-    ),
+    ({"core": {"loaded": False, "error": "ImportError: no file", "build": None}},
+     "the core (esper_alloc._core) cannot be loaded: ImportError: no file",
+     "pip install --no-build-isolation"),
+    ({"torch__installed": False, "torch__cuda": None}, "PyTorch is not installed",
+     "pip install torch"),
+    ({"torch__error": "OSError: libcudart.so.13", "torch__cuda": None},
+     "torch cannot be imported: OSError: libcudart.so.13", "fix that import first"),
     ({"torch__hip": "6.4", "torch__cuda": None}, "AMD GPUs are not supported", "NVIDIA GPU"),
     ({"torch__cuda": None}, "is built without CUDA", "CUDA build of PyTorch"),
-    (
-        {"shim__built": False, "shim__missing": ["the PyTorch part: no compiler"]},
-        "was not built: no compiler",
-        "pip install --no-build-isolation",
-    ),
-    (
-        {"driver__available": False, "driver__error": "libcuda.so.1 cannot be loaded"},
-        "no GPU can be used: libcuda.so.1 cannot be loaded",
-        "nvidia-smi",
-    ),
-    (
-        {"driver__available": False, "environment": {"CUDA_VISIBLE_DEVICES": ""}},
-        "CUDA_VISIBLE_DEVICES hides every GPU",
-        "unset CUDA_VISIBLE_DEVICES",
-    ),
+    ({"shim__built": False, "shim__missing": ["the PyTorch part: no compiler"]},
+     "was not built: no compiler", "pip install --no-build-isolation"),
+    ({"driver__available": False, "driver__error": "libcuda.so.1 cannot be loaded"},
+     "no GPU can be used: libcuda.so.1 cannot be loaded", "nvidia-smi"),
+    ({"driver__available": False, "environment": {"CUDA_VISIBLE_DEVICES": ""}},
+     "CUDA_VISIBLE_DEVICES hides every GPU", "unset CUDA_VISIBLE_DEVICES"),
     ({"driver__driver_version": 11080}, "supports CUDA 11.8 only", "525 or newer"),
     ({"driver__driver_version": 12040}, "needs a driver for CUDA 13.0", "newer driver"),
     ({"driver__devices": []}, "lists no GPU", "nvidia-smi"),
-    (
-        {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "backend: cudaMallocAsync"}},
-        "PYTORCH_CUDA_ALLOC_CONF asks for PyTorch's cudaMallocAsync back end",
-        "remove backend:cudaMallocAsync from PYTORCH_CUDA_ALLOC_CONF",
-    ),
-    (
-        {"environment": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,backend:cudaMallocAsync"}},
-        "PYTORCH_ALLOC_CONF asks for PyTorch's cudaMallocAsync back end",
-        "remove backend:cudaMallocAsync from PYTORCH_ALLOC_CONF",
-    ),
+    ({"environment": {"PYTORCH_CUDA_ALLOC_CONF": "backend: cudaMallocAsync"}},
+     "PYTORCH_CUDA_ALLOC_CONF asks for PyTorch's cudaMallocAsync back end",
+     "remove backend:cudaMallocAsync from PYTORCH_CUDA_ALLOC_CONF"),
+    ({"environment": {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,backend:cudaMallocAsync"}},
+     "PYTORCH_ALLOC_CONF asks for PyTorch's cudaMallocAsync back end",
+     "remove backend:cudaMallocAsync from PYTORCH_ALLOC_CONF"),
     ({"environment": {"ESPER_ALLOC": "yes"}}, "ESPER_ALLOC is 'yes'", "ESPER_ALLOC=1"),
-    (
-        {"environment": {"ESPER_ALLOC_ALLOWANCE": "fast"}},
-        "ESPER_ALLOC_ALLOWANCE is 'fast'",
-        "set it to bytes, a size such as 128MiB, 1 GiB or 512M, or off; or unset it",
-    ),
-    (
-        {"environment": {"ESPER_ALLOC_SEGMENTS": "big"}},
-        "ESPER_ALLOC_SEGMENTS is 'big'",
-        "auto, mapped or classic",
-    ),
-    (
-        {"environment": {"ESPER_ALLOC_USES": "some"}},
-        "ESPER_ALLOC_USES is 'some'",
-        "marked or automatic",
-    ),
-    (
-        {"trial__error": "RuntimeError: words"},
-        "enabling it in a new process failed: RuntimeError: words",
-        "docs troubleshooting",
-    ),
+    ({"environment": {"ESPER_ALLOC_ALLOWANCE": "fast"}}, "ESPER_ALLOC_ALLOWANCE is 'fast'",
+     "set it to bytes, a size such as 128MiB, 1 GiB or 512M, or off; or unset it"),
+    ({"environment": {"ESPER_ALLOC_SEGMENTS": "big"}}, "ESPER_ALLOC_SEGMENTS is 'big'",
+     "auto, mapped or classic"),
+    ({"environment": {"ESPER_ALLOC_USES": "some"}}, "ESPER_ALLOC_USES is 'some'",
+     "marked or automatic"),
+    ({"trial__error": "RuntimeError: words"},
+     "enabling it in a new process failed: RuntimeError: words", "docs troubleshooting"),
     ({"trial__before": "pluggable"}, "torch's allocator was 'pluggable'", "sitecustomize"),
     ({"trial__allocated": False}, "did not keep what was written", "report"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("changes, what, remedy", SICK, ids=[entry[1] for entry in SICK])
@@ -189,30 +123,20 @@ def test_each_problem_is_found_and_has_a_remedy(
 
 
 WORTH_A_NOTE = [
-    (
-        {"torch__version": "2.12.1"},
-        "the extension was built for torch 2.11, 2.15, and this is torch 2.12.1: enable() uses",
-    ),
-    (
-        {"torch__cuda": "12.8"},
-        "built for a torch with CUDA 13.0, and torch 2.11.0+cu130 has CUDA 12.8: enable() uses",
-    ),
+    ({"torch__version": "2.12.1"},
+     "the extension was built for torch 2.11, 2.15, and this is torch 2.12.1: enable() uses"),
+    ({"torch__cuda": "12.8"},
+     "built for a torch with CUDA 13.0, and torch 2.11.0+cu130 has CUDA 12.8: enable() uses"),
     ({"shim__missing": ["the kernels: nvcc was not found"]}, "not built: the kernels"),
-    (
-        {"driver__entry_points": {"cuStreamGetId": True, "cuCtxRecordEvent": False}},
-        "the driver lacks cuCtxRecordEvent: allocators that hide record_stream",
-    ),
-    (
-        {"driver__entry_points": {"cuMemMap": False, "cuMemCreate": False}},
-        "the driver lacks cuMemCreate, cuMemMap: pages cannot be mapped",
-    ),
+    ({"driver__entry_points": {"cuStreamGetId": True, "cuCtxRecordEvent": False}},
+     "the driver lacks cuCtxRecordEvent: allocators that hide record_stream"),
+    ({"driver__entry_points": {"cuMemMap": False, "cuMemCreate": False}},
+     "the driver lacks cuMemCreate, cuMemMap: pages cannot be mapped"),
     ({"environment": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}, "neither caches nor protects it"),
-    (
-        {"environment": {"LD_PRELOAD": "/x/torch_memory_saver_hook_mode_preload.so"}},
-        "torch_memory_saver is preloaded",
-    ),
+    ({"environment": {"LD_PRELOAD": "/x/torch_memory_saver_hook_mode_preload.so"}},
+     "torch_memory_saver is preloaded"),
     ({"installed": ["rmm"]}, "RMM is installed"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("changes, what", WORTH_A_NOTE, ids=[entry[1] for entry in WORTH_A_NOTE])
@@ -377,50 +301,28 @@ def test_doctor_as_a_command_says_something_useful_here() -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+OURS, FIRST, LAST = "ESPER_ALLOC_SEGMENTS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+HOOK = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
+ROUNDUP = {LAST: "roundup_power2_divisions:4"}
+
+
 @pytest.mark.parametrize(
     ("environment", "kind"),
     [
         ({}, "mapped"),
-        ({"ESPER_ALLOC_SEGMENTS": "classic"}, "classic"),
-        ({"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}, "classic"),
-        ({"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "0"}, "mapped"),
-        (
-            {
-                "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
-                "ESPER_ALLOC_SEGMENTS": "mapped",
-            },
-            "mapped",
-        ),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "classic"),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128"}, "classic"),
-        ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold: 0.8"}, "classic"),
-        ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.0"}, "mapped"),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"}, "mapped"),
-        (
-            {
-                "PYTORCH_ALLOC_CONF": "max_split_size_mb:64",
-                "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4",
-            },
-            "mapped",
-        ),
-        (
-            {
-                "PYTORCH_ALLOC_CONF": "expandable_segments:False",
-                "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4",
-            },
-            "classic",
-        ),
-        (
-            {
-                "PYTORCH_ALLOC_CONF": "expandable_segments:False",
-                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-            },
-            "mapped",
-        ),
-        (
-            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:128", "ESPER_ALLOC_SEGMENTS": "mapped"},
-            "mapped",
-        ),
+        ({OURS: "classic"}, "classic"),
+        ({HOOK: "1"}, "classic"),
+        ({HOOK: "0"}, "mapped"),
+        ({HOOK: "1", OURS: "mapped"}, "mapped"),
+        ({LAST: "expandable_segments:False"}, "classic"),
+        ({FIRST: "max_split_size_mb:128"}, "classic"),
+        ({FIRST: "garbage_collection_threshold: 0.8"}, "classic"),
+        ({FIRST: "garbage_collection_threshold:0.0"}, "mapped"),
+        ({FIRST: "max_split_size_mb:128,expandable_segments:True"}, "mapped"),
+        ({FIRST: "max_split_size_mb:64", **ROUNDUP}, "mapped"),
+        ({FIRST: "expandable_segments:False", **ROUNDUP}, "classic"),
+        ({FIRST: "expandable_segments:False", LAST: "expandable_segments:True"}, "mapped"),
+        ({FIRST: "max_split_size_mb:128", OURS: "mapped"}, "mapped"),
     ],
 )
 def test_the_kind_of_segments(environment: dict[str, str], kind: str) -> None:

@@ -158,14 +158,10 @@ def test_script_from_standard_input(place: Place) -> None:
 @pytest.mark.parametrize(
     "body, code",
     [
-        ("pass", 0),
-        ("import sys; sys.exit(7)", 7),
-        ("raise SystemExit('words')", 1),
-        ("def f():\n  return 1 / 0\nf()", 1),
-        ("import os; os._exit(9)", 9),
-        ("def broken(:", 1),
+        ("pass", 0), ("import sys; sys.exit(7)", 7), ("raise SystemExit('words')", 1),
+        ("def f():\n  return 1 / 0\nf()", 1), ("import os; os._exit(9)", 9), ("def broken(:", 1),
     ],
-)
+)  # fmt: skip
 def test_exit_code_and_traceback_are_those_of_a_direct_run(
     place: Place, body: str, code: int
 ) -> None:
@@ -415,13 +411,10 @@ def test_startup_file_is_harmless_in_old_pythons(place: Place, name: str) -> Non
     [
         ("9.9.0+cu130", [], "installed without its PyTorch part"),
         ("9.9.0+rocm6.4", ["9.9"], "AMD GPUs"),
-        (
-            "9.9.0+cu130",
-            ["nothing was built"],
-            "source folder, where nothing was built: `cd` elsewhere",
-        ),
+        ("9.9.0+cu130", ["nothing was built"],
+         "source folder, where nothing was built: `cd` elsewhere"),
     ],
-)
+)  # fmt: skip
 def test_nothing_is_run_where_it_cannot_be_on_esper_alloc(
     place: Place, torch: str, built_for: list[str], why: str
 ) -> None:
@@ -592,19 +585,13 @@ def test_a_bad_allowance_is_wrong_usage(place: Place, size: str) -> None:
 @pytest.mark.parametrize(
     "before, options",
     [
-        (["-m", "esper_alloc"], []),
-        (["-mesper_alloc"], []),
+        (["-m", "esper_alloc"], []), (["-mesper_alloc"], []),
         (["-u", "-X", "dev", "-m", "esper_alloc"], ["-u", "-X", "dev"]),
-        (["-um", "esper_alloc"], ["-u"]),
-        (["-Oumesper_alloc"], ["-Ou"]),
-        (["/opt/bin/esper-alloc"], []),
-        (["-X", "dev", "/opt/bin/esper-alloc"], ["-X", "dev"]),
-        (["-c", "code"], []),
-        (["esper_alloc"], []),
-        (["/opt/esper_alloc"], []),
-        ([], []),
+        (["-um", "esper_alloc"], ["-u"]), (["-Oumesper_alloc"], ["-Ou"]),
+        (["/opt/bin/esper-alloc"], []), (["-X", "dev", "/opt/bin/esper-alloc"], ["-X", "dev"]),
+        (["-c", "code"], []), (["esper_alloc"], []), (["/opt/esper_alloc"], []), ([], []),
     ],
-)
+)  # fmt: skip
 def test_interpreter_options_are_kept(before: list[str], options: list[str]) -> None:
     from esper_alloc.cli.run import interpreter_options
 

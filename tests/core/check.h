@@ -1,6 +1,7 @@
 /* check.h: a small test harness.
  *
  *   TEST(queues_are_first_in_first_out) { CHECK(...); }
+ *   SCENE(memory_comes_back) { CHECK(...); }
  *
  * Tests register themselves. A program runs the tests that its arguments name, or all of them, and
  * prints their names; --list only prints them. The first failed check ends the program with status
@@ -50,6 +51,18 @@ void check_limit_malloc(long calls);
     check_register(&test);                                       \
   }                                                              \
   static void name(void)
+
+/* A test that runs between begin() and end(), or another beginning and end(), of its file. */
+#define SCENE(name) SCENE_WITH(name, begin())
+#define SCENE_WITH(name, beginning) \
+  static void name##_scene(void);   \
+  TEST(name)                        \
+  {                                 \
+    beginning;                      \
+    name##_scene();                 \
+    end();                          \
+  }                                 \
+  static void name##_scene(void)
 
 #define CHECK(x) ((x) ? (void)0 : check_failed(__FILE__, __LINE__, "%s", #x))
 

@@ -15,8 +15,15 @@ static inline void name_streams(void)
   t = w.stream[2];
 }
 
+static inline void begin_on(sim_options options, const esper_config *config)
+{
+  world_begin_with(&w, &options, config);
+  name_streams();
+}
+
 static inline void end(void)
 {
+  world_check(&w);
   world_end(&w);
 }
 

@@ -38,7 +38,7 @@ void world_begin_with(world *w, const sim_options *options, const esper_config *
 
 void world_begin(world *w)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+  sim_options options = {WHEN_TOLD};
   world_begin_with(w, &options, NULL);
 }
 
@@ -142,6 +142,12 @@ void world_use(world *w, const void *ptr, esper_stream stream, unsigned flags)
   size_t marked;
   CHECK_OK(esper_record_use(w->core, &ptr, 1, stream, flags, &marked));
   CHECK_EQ(marked, 1);
+}
+
+void world_read_marked(world *w, esper_stream reader, const void *ptr, esper_stream owner)
+{
+  world_read_on(w, reader, ptr, owner);
+  world_use(w, ptr, reader, 0);
 }
 
 void world_record_stream(world *w, const void *ptr, esper_stream stream)

@@ -19,8 +19,10 @@ typedef struct world {
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 
-/* Begins with the oracle on and operations that complete when told. */
-void world_begin(world *w);
+/* Options of a device: with the oracle on, and operations that complete when told. */
+#define WHEN_TOLD .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD
+
+void world_begin(world *w); /* WHEN_TOLD */
 /* `config` NULL: the host is never held back; otherwise as the configuration says. */
 void world_begin_with(world *w, const sim_options *options, const esper_config *config);
 /* From now on the host is held back beyond so many pending bytes; 0: beyond the default. */
@@ -43,6 +45,8 @@ void world_free(world *w, void *ptr);
 void world_kernel(world *w, esper_stream stream, const void *ptr);
 /* Launches a kernel that reads it on another stream, which first waits for the owner's. */
 void world_read_on(world *w, esper_stream reader, const void *ptr, esper_stream owner);
+/* The same, and marks that it does. */
+void world_read_marked(world *w, esper_stream reader, const void *ptr, esper_stream owner);
 void world_use(world *w, const void *ptr, esper_stream stream, unsigned flags);
 void world_record_stream(world *w, const void *ptr, esper_stream stream);
 /* A filter of a pool that takes every stream. */
@@ -61,6 +65,11 @@ esper_stats world_stats(world *w, int device);
 esper_counters world_counters(world *w, int device);
 /* Whether the driver of the device has refused to take memory back (memory/failure.h). */
 int world_has_failed(world *w, int device);
+
+/* A function for sim_before_call() and sim_after_call(). */
+#define SIM_HOOK(name)                                                                           \
+  static void name(__attribute__((unused)) void *context, __attribute__((unused)) sim_call call, \
+                   __attribute__((unused)) int of_device, __attribute__((unused)) void *object)
 
 /* What the core told of its actions, from world_listen() on. */
 typedef struct told {

@@ -20,15 +20,10 @@ HANG_S = float(os.environ.get("ESPER_TEST_HANG_S", "") or 1200.0)
 
 #: Variables that would choose or tune an allocator behind a test's back.
 FOREIGN = (
-    "ESPER_ALLOC",
-    "ESPER_ALLOC_ALLOWANCE",
-    "ESPER_ALLOC_SEGMENTS",
-    "ESPER_ALLOC_USES",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "ESPER_ALLOC", "ESPER_ALLOC_ALLOWANCE", "ESPER_ALLOC_SEGMENTS", "ESPER_ALLOC_USES",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "CUDA_LAUNCH_BLOCKING",
-)
+)  # fmt: skip
 
 
 #: Beginnings of the variables that a forked child can be given: nothing has read them when torch

@@ -10,14 +10,9 @@ from scenario import NATIVE, OURS, run_program
 @pytest.mark.parametrize("allocator", [OURS, NATIVE])
 @pytest.mark.parametrize(
     "name",
-    [
-        "eager", "hugging_face", "prefetching", "compiled", "captured", "checkpointed", "branches",
-        "sharded",
-    ],
-)  # fmt: skip
+    ["eager", "prefetching", "compiled", "captured", "checkpointed", "branches", "sharded"],
+)
 def test_a_correct_program_has_no_finding(name: str, allocator: str) -> None:
-    if name == "hugging_face":
-        pytest.importorskip("transformers")
     found = run_program("audit", allocator, "clean", name)
     assert found["complete"]
     assert found["findings"] == 0, found["text"]

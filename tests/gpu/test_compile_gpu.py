@@ -131,31 +131,3 @@ def test_a_scope_is_in_order_with_its_stream_on_both_sides():
                 assert (over == -1).all()
         """,
     )
-
-
-def test_training_through_marks_gives_the_right_gradients():
-    on_gpu(
-        COMPILED,
-        """
-        def f(x, w):
-            y = (x @ w).relu()
-            with esper_alloc.using(y, w, stream=side) as scope:
-                z = y * y
-            z = scope.take(z)
-            esper_alloc.record_use(y, side)
-            return (z @ w).sum()
-
-        torch.manual_seed(0)
-        x = torch.rand(N, N, device="cuda") / N
-        w = (torch.rand(N, N, device="cuda") / N).requires_grad_()
-        compiled = torch.compile(f, fullgraph=True)
-        (wanted,) = torch.autograd.grad(f(x, w), w)
-        for late in (0.0, 0.05, 0.05):
-            loss = compiled(x, w)
-            with torch.cuda.stream(side):
-                torch.cuda._sleep(cycles(late) if late else 1)
-            (found,) = torch.autograd.grad(loss, w)
-            torch.cuda.synchronize()
-            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
-        """,
-    )

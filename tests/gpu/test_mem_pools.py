@@ -1,4 +1,4 @@
-"""torch.cuda.MemPool on esper_alloc: graphs, shortage, NCCL, addresses. What a program sees of pools
+"""torch.cuda.MemPool on esper_alloc: graphs, NCCL, addresses. What a program sees of pools
 and their options is in conformance/pools.py."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helper import run_python
 from scenario import NATIVE, OURS, run_program
-from test_shim import ENABLE, TOGETHER
+from test_shim import TOGETHER
 
 MiB = 1 << 20
 
@@ -33,13 +33,6 @@ def test_graphs_share_a_mem_pool() -> None:
     assert here["wrong"] == 0 and here["left"] == 0
 
 
-def test_out_of_memory_inside_pools_and_captures() -> None:
-    here, native = both("out_of_memory")
-    assert here["wrong"] == 0
-    assert here["refused"] == native["refused"] == [True, True, True]
-    assert here["ooms"] == native["ooms"] == 3
-
-
 @pytest.mark.parametrize("kind", ["", "mapped"])
 def test_nccl_registers_a_pool(kind: str) -> None:
     native = run_program("mem_pools", NATIVE, "registered_with_nccl")
@@ -54,34 +47,6 @@ def test_addresses_repeat_from_run_to_run() -> None:
     runs = [ours("addresses") for _ in range(4)]
     assert all(run == runs[0] for run in runs[1:])
     assert len(runs[0]["places"]) > 150
-
-
-@pytest.mark.parametrize("name", ["use_mem_pool(pool)", "graph(torch.cuda.CUDAGraph())"])
-def test_an_exception_leaves_the_pool(name: str) -> None:
-    run_python(
-        TOGETHER
-        + ENABLE
-        + f"""
-x = torch.ones(1 << 20, device="cuda")
-pool = torch.cuda.MemPool()
-main = torch.cuda.current_stream()
-for _ in range(40):  # more than pools that may be open at once
-    try:
-        with torch.cuda.{name}:
-            y = x + 1
-            raise KeyError
-    except KeyError:
-        pass
-torch.cuda.set_stream(main)
-assert pool.use_count() == 1
-y = x + 1
-address = y.data_ptr()
-(found,) = [s for s in torch.cuda.memory_snapshot()
-            if s["address"] <= address < s["address"] + s["total_size"]]
-assert tuple(found["segment_pool_id"]) == (0, 0)
-assert (y == 2).all()
-"""
-    )
 
 
 # Where CUDA is initialised already, as in a notebook

@@ -19,7 +19,6 @@ import weakref
 from pathlib import Path
 
 import pytest
-from processes import output_of
 
 torch = pytest.importorskip("torch")
 
@@ -263,13 +262,10 @@ def test_what_expand_repeats_is_copied_once(trees) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda y: y[:0],
-        lambda y: y.to(torch.complex64).conj(),
-        lambda y: y.t(),
-        lambda y: y[:, 1],
+        lambda y: y[:0], lambda y: y.to(torch.complex64).conj(), lambda y: y.t(), lambda y: y[:, 1],
         lambda y: torch.nn.Parameter(y),
     ],
-)
+)  # fmt: skip
 def test_unusual_tensors(trees, make) -> None:
     memory = torch.ones(2, 3)
 
@@ -798,25 +794,17 @@ def test_pytorch_still_keeps_the_account_that_is_read() -> None:
     assert callable(trees.StorageWeakRefWrapper.data_ptr)
 
 
-def test_importing_it_loads_no_torch() -> None:
-    program = """
-import sys
-sys.modules["torch"] = None
-from esper_alloc import cudagraph_outputs
-cudagraph_outputs(print)
-"""
-    output_of("-c", program)
-
-
 # The documented example
 
 
-def test_the_documented_example_runs() -> None:
+def test_the_documented_example_runs(monkeypatch) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "cudagraph_outputs.md"
     if not page.exists():
         pytest.skip("the page comes with a source checkout")
     examples = [part.split("```")[0] for part in page.read_text().split("```python\n")[1:]]
     (example,) = [one for one in examples if "# runs anywhere" in one]
+    compiled = torch.compile  # by Inductor in test_on_the_cpu_nothing_changes
+    monkeypatch.setattr(torch, "compile", lambda f=None, **_: compiled(f, backend="eager"))
     names: dict = {}
     exec(compile(example, str(page), "exec"), names)
     assert len(names["results"]) == 3

@@ -56,12 +56,9 @@ def images(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def iterator(**others: Any) -> Any:
     arguments = {
-        "batch_size_per_env": 4,
-        "n_envs": 2,
-        "env_devices": ["cpu", "cpu"],
-        "shuffle": True,
+        "batch_size_per_env": 4, "n_envs": 2, "env_devices": ["cpu", "cpu"], "shuffle": True,
         "seed": 5,
-    }
+    }  # fmt: skip
     return SharedGPUGatherBatchIterator(**{**arguments, **others})
 
 

@@ -167,18 +167,6 @@ def test_not_shuffled_samples_come_in_order(layout) -> None:
             assert got == list(range(start, start + len(got)))
 
 
-@given(layout=layouts(world=1))
-def test_sizes_are_those_of_tensor_split(layout) -> None:
-    for batch in range(layout.batches):
-        sizes = layout.sizes(batch)
-        assert sizes == [len(x) for x in plan_epoch(layout, 1, 0).indices(batch)]
-        if batch < layout.batches - 1 or layout.drop_last:
-            assert set(sizes) == {layout.batch_size_per_env}
-        for envs in layout.environments.values():
-            here = [sizes[env] for env in envs]
-            assert max(here) - min(here) <= 1 and here == sorted(here, reverse=True)
-
-
 @pytest.mark.parametrize("drop_last, batches", [(True, 2), (False, 3)])
 def test_length_is_the_least_over_devices(drop_last, batches) -> None:
     uneven = ("cuda:0", "cuda:0", "cuda:0", "cuda:1")
@@ -421,23 +409,6 @@ def test_next_needs_iter_first() -> None:
     list(batches)
     with pytest.raises(StopIteration):
         next(batches)
-
-
-def test_environments_without_data_in_the_middle_are_an_error() -> None:
-    """cuda:0 has one sample left for two environments, cuda:1 has enough: on paper,
-    since that takes two devices."""
-    batches = iterator()
-    for order, last in (("per_device", [1, 0, 4]), ("global", [2, 2, 1])):
-        layout = Layout(
-            17 if order == "global" else 9, ("cuda:0", "cuda:0", "cuda:1"), 4, order, False
-        )
-        batches._layout = layout
-        assert layout.batches == 2 and layout.sizes(1) == last
-        if order == "global":
-            assert batches._sizes(1) == last
-        else:
-            with pytest.raises(RuntimeError, match="Non-contiguous per-env batches detected"):
-                batches._sizes(1)
 
 
 @given(
@@ -773,12 +744,8 @@ def images(length: int = 40, channels: int = 3, height: int = 6, width: int = 5)
 
 def transformed(pictures, transform, **arguments):
     given = {
-        "batch_size_per_env": 5,
-        "n_envs": 2,
-        "env_devices": ["cpu"] * 2,
-        "seed": 9,
-        **arguments,
-    }
+        "batch_size_per_env": 5, "n_envs": 2, "env_devices": ["cpu"] * 2, "seed": 9, **arguments,
+    }  # fmt: skip
     return GatherBatchIterator(pictures, torch.arange(len(pictures)), transform=transform, **given)
 
 
@@ -986,24 +953,6 @@ def test_missing_files_are_named(root) -> None:
     assert list(root.iterdir()) == []
     with pytest.raises(ValueError, match="dataset must be one of cifar10, cifar100"):
         cifar_iterator(root, dataset="mnist")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"batch_size_per_env": 0},
-        {"n_envs": 0, "env_devices": []},
-        {"n_envs": 2, "env_devices": ["cpu"]},
-        {"env_devices": ["mps", "cpu"]},
-        {"seed": 2**64},
-        {"order": "random"},
-        {"rank": 2, "world_size": 2},
-        {"reuse": -1},
-    ],
-)
-def test_cifar_arguments_are_checked_before_files(root, arguments) -> None:
-    with pytest.raises(ValueError):
-        cifar_iterator(root, **arguments)
 
 
 def test_the_cache_is_filled_once_and_can_be_dropped(root, monkeypatch) -> None:

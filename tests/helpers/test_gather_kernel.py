@@ -26,39 +26,22 @@ class Divisor(ctypes.Structure):
 
 class Column(ctypes.Structure):
     _fields_ = [
-        ("source", ctypes.c_void_p),
-        ("constants", ctypes.c_void_p),
-        ("row_bytes", ctypes.c_int64),
-        ("row_units", Divisor),
-        ("unit_bytes", ctypes.c_uint32),
-        ("first_block", ctypes.c_uint32),
-        ("flip_threshold", ctypes.c_uint32),
-        ("crop", ctypes.c_int32),
-        ("channels", Divisor),
-        ("height", Divisor),
-        ("width", Divisor),
-        ("kind", ctypes.c_uint8),
-        ("source_type", ctypes.c_uint8),
-        ("result_type", ctypes.c_uint8),
-        ("source_last", ctypes.c_uint8),
-        ("result_last", ctypes.c_uint8),
-    ]
+        ("source", ctypes.c_void_p), ("constants", ctypes.c_void_p), ("row_bytes", ctypes.c_int64),
+        ("row_units", Divisor), ("unit_bytes", ctypes.c_uint32), ("first_block", ctypes.c_uint32),
+        ("flip_threshold", ctypes.c_uint32), ("crop", ctypes.c_int32), ("channels", Divisor),
+        ("height", Divisor), ("width", Divisor), ("kind", ctypes.c_uint8),
+        ("source_type", ctypes.c_uint8), ("result_type", ctypes.c_uint8),
+        ("source_last", ctypes.c_uint8), ("result_last", ctypes.c_uint8),
+    ]  # fmt: skip
 
 
 class Batch(ctypes.Structure):
     _fields_ = [
-        ("order", ctypes.c_void_p),
-        ("start", ctypes.c_int64),
-        ("offset", ctypes.c_int64),
-        ("seed", ctypes.c_uint64),
-        ("environments", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("larger", ctypes.c_uint32),
-        ("columns", ctypes.c_uint32),
-        ("rows", ctypes.c_uint32),
-        ("by_size", Divisor),
-        ("by_larger_size", Divisor),
-    ]
+        ("order", ctypes.c_void_p), ("start", ctypes.c_int64), ("offset", ctypes.c_int64),
+        ("seed", ctypes.c_uint64), ("environments", ctypes.c_uint32), ("size", ctypes.c_uint32),
+        ("larger", ctypes.c_uint32), ("columns", ctypes.c_uint32), ("rows", ctypes.c_uint32),
+        ("by_size", Divisor), ("by_larger_size", Divisor),
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -31,14 +31,10 @@ class State(ctypes.Structure):
 
 class Batch(ctypes.Structure):
     _fields_ = [
-        ("values", ctypes.c_void_p),
-        ("type", ctypes.c_int),
-        ("rows", ctypes.c_int64),
-        ("mask", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("mask_each", ctypes.c_int),
+        ("values", ctypes.c_void_p), ("type", ctypes.c_int), ("rows", ctypes.c_int64),
+        ("mask", ctypes.c_void_p), ("weights", ctypes.c_void_p), ("mask_each", ctypes.c_int),
         ("weights_each", ctypes.c_int),
-    ]
+    ]  # fmt: skip
 
 
 class Rule(ctypes.Structure):

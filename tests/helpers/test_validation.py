@@ -377,13 +377,10 @@ def test_device_and_stream_must_agree() -> None:
         ((torch.ones(()), torch.ones(K), -K), ValueError, "returned a total of -"),
         ((torch.ones(()), torch.ones(K * B), K * B + K), ValueError, "together"),
         ((torch.ones(()), torch.ones(K * B), B + 1), ValueError, "a total of 7 for 24 elements"),
-        (
-            (torch.ones(K).long(), torch.ones(K), 1),
-            TypeError,
-            "floating-point loss, not torch.int64",
-        ),
+        ((torch.ones(K).long(), torch.ones(K), 1), TypeError,
+         "floating-point loss, not torch.int64"),
     ],
-)
+)  # fmt: skip
 def test_bad_results(returned, error, message) -> None:
     with pytest.raises(error, match=message):
         fused_validation_batch(*batch(), K, evaluate=lambda x, y: returned)

@@ -45,15 +45,12 @@ def run(program: str, folder: Path) -> str:
     ("slow", "first", "use"),
     [
         ("esper_alloc.uses.use", "import esper_alloc", "esper_alloc.record_use"),
-        (
-            "esper_alloc.helpers.gather.plan",
-            "import esper_alloc",
-            "esper_alloc.GatherBatchIterator",
-        ),
+        ("esper_alloc.helpers.gather.plan", "import esper_alloc",
+         "esper_alloc.GatherBatchIterator"),
         ("esper_alloc.auditor", "", "__import__('esper_alloc').audit"),
         ("torch", "import esper_alloc", "esper_alloc.is_enabled() or __import__('torch').x"),
     ],
-)
+)  # fmt: skip
 def test_a_child_can_use_what_another_thread_was_importing(
     tmp_path: Path, slow: str, first: str, use: str
 ) -> None:

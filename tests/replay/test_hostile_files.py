@@ -41,17 +41,13 @@ def refusal(path: Path, content: bytes) -> str:
 @pytest.mark.parametrize(
     "body",
     [
-        b"}(N" + b"\x85" * DEEP + b"Nu",
-        b"}N" + b"\x85" * DEEP + b"Ns",
-        b"N" + b"\x85" * DEEP,
-        b"(" * DEEP + b"t" * DEEP,
-        b"]" * DEEP + b"a" * (DEEP - 1),
-        b"}" * DEEP + (b"Ns" * DEEP)[2:],
-        b"N" + b"q\x00\x85h\x00\x86" * (DEEP // 4),
+        b"}(N" + b"\x85" * DEEP + b"Nu", b"}N" + b"\x85" * DEEP + b"Ns", b"N" + b"\x85" * DEEP,
+        b"(" * DEEP + b"t" * DEEP, b"]" * DEEP + b"a" * (DEEP - 1),
+        b"}" * DEEP + (b"Ns" * DEEP)[2:], b"N" + b"q\x00\x85h\x00\x86" * (DEEP // 4),
         b"]q\x00h\x00a",
     ],
     ids=["key", "key alone", "tuple", "marks", "list", "dict", "memo", "circle"],
-)
+)  # fmt: skip
 def test_a_file_nested_two_million_deep_is_an_error_in_words(tmp_path, body, compressed):
     data = program(body)
     message = refusal(tmp_path / "deep", gzip.compress(data, 1) if compressed else data)

@@ -199,25 +199,12 @@ def test_devices_are_separate(tmp_path):
 def expandable_recording(folder, entries, segment, pool, blocks):
     """Of entries that end with one expandable segment, given as (address, size)."""
     snapshot = {
-        "segments": [
-            {
-                "device": 0,
-                "address": segment[0],
-                "total_size": segment[1],
-                "stream": 0,
-                "segment_pool_id": pool,
-                "is_expandable": True,
-                "blocks": blocks,
-            }
-        ],
-        "device_traces": [
-            [
-                {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1}
-                for action, address, size in entries
-            ]
-        ],
+        "segments": [{"device": 0, "address": segment[0], "total_size": segment[1], "stream": 0,
+         "segment_pool_id": pool, "is_expandable": True, "blocks": blocks}],
+        "device_traces": [[{"action": action, "addr": address, "size": size, "stream": 0,
+         "time_us": 1} for action, address, size in entries]],
         "allocator_settings": {"expandable_segments": True},
-    }
+    }  # fmt: skip
     [recording] = replay.load_recordings(write(folder / "expandable", snapshot))
     return recording
 
@@ -225,14 +212,10 @@ def expandable_recording(folder, entries, segment, pool, blocks):
 def test_expandable_segments_map_and_unmap(tmp_path):
     base, page = 0x10_0000_0000, 20 * MIB
     entries = [
-        ("segment_map", base, page),
-        ("alloc", base, 15 * MIB),
-        ("segment_map", base + page, page),
-        ("alloc", base + 15 * MIB, 20 * MIB),
-        ("free_requested", base + 15 * MIB, 20 * MIB),
-        ("free_completed", base + 15 * MIB, 20 * MIB),
-        ("segment_unmap", base + page, page),
-    ]
+        ("segment_map", base, page), ("alloc", base, 15 * MIB), ("segment_map", base + page, page),
+        ("alloc", base + 15 * MIB, 20 * MIB), ("free_requested", base + 15 * MIB, 20 * MIB),
+        ("free_completed", base + 15 * MIB, 20 * MIB), ("segment_unmap", base + page, page),
+    ]  # fmt: skip
     blocks = [
         {"address": base, "size": 15 * MIB, "state": "active_allocated"},
         {"address": base + 15 * MIB, "size": 5 * MIB, "state": "inactive"},
@@ -250,15 +233,11 @@ def test_pages_that_left_one_by_one_came_together(tmp_path):
     its pool."""
     base, page, pool = 0x10_0000_0000, 4 * MIB, (0, 7)
     entries = [
-        ("segment_map", base + page, 2 * page),
-        ("alloc", base + page, 2 * page),
-        ("free_requested", base + page, 2 * page),
-        ("free_completed", base + page, 2 * page),
-        ("segment_unmap", base + page, page),
-        ("segment_map", base + page, page),
-        ("segment_unmap", base + page, page),
-        ("segment_unmap", base + 2 * page, page),
-    ]
+        ("segment_map", base + page, 2 * page), ("alloc", base + page, 2 * page),
+        ("free_requested", base + page, 2 * page), ("free_completed", base + page, 2 * page),
+        ("segment_unmap", base + page, page), ("segment_map", base + page, page),
+        ("segment_unmap", base + page, page), ("segment_unmap", base + 2 * page, page),
+    ]  # fmt: skip
     blocks = [{"address": base, "size": page, "state": "inactive"}]
     recording = expandable_recording(tmp_path, entries, (base, page), pool, blocks)
     assert recording.recorded.peak_reserved == 3 * page
@@ -451,10 +430,8 @@ MISTAKES = [
     ("entry 3: free_completed of", lambda s: s["device_traces"][0].pop(3)),
     ("entry 4: alloc on an address in use", lambda s: insert(s, 4, like=1)),
     ("entry 3: free of 999 bytes", lambda s: entry(s, 3).update(size=999)),
-    (
-        "entry 6: alloc of 3145728 bytes at 0x1000, in no segment",
-        lambda s: entry(s, 6).update(addr=0x1000),
-    ),
+    ("entry 6: alloc of 3145728 bytes at 0x1000, in no segment", lambda s: entry(s,
+     6).update(addr=0x1000)),
     ("in no segment", lambda s: entry(s, 6).update(size=100 * MIB)),
     ("entry 3: alloc of 512 bytes (rounded up)", overlap),
     ("entry 5: segment_alloc of", lambda s: s["segments"].pop(1)),
@@ -464,10 +441,8 @@ MISTAKES = [
     ("at the end: ", lambda s: state(s, 0, "active_allocated")),
     ("at the end: ", lambda s: state(s, 1, "active_pending_free")),
     ("at the end: segment 1 contradicts another", put_segment_1_into_segment_0),
-    (
-        "at the end: segment 0 is malformed",
-        lambda s: s["segments"][0]["blocks"][0].update(address=512),
-    ),
+    ("at the end: segment 0 is malformed",
+     lambda s: s["segments"][0]["blocks"][0].update(address=512)),
     ("at the end: segment 0 is malformed: no 'blocks'", lambda s: s["segments"][0].pop("blocks")),
     ("at the end: segment 1 is malformed", lambda s: s["segments"].__setitem__(1, [])),
     ("entry 2: unknown action 'allocate'", lambda s: entry(s, 2).update(action="allocate")),
@@ -480,7 +455,7 @@ MISTAKES = [
     (f"; it has no free_completed at all: {AGAIN}", lambda s: without(s, "free_completed")),
     (f"; it has no free_requested at all: {AGAIN}", lambda s: without(s, "free_requested")),
     ("entry 2: malformed", lambda s: entry(s, 2).update(time_us="noon")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("say", "change"), MISTAKES)
@@ -561,14 +536,10 @@ def run_core(*operations, **changes):
         [(DONE, 0, 5, 0, 0)],
         [(RELEASE, 0, 0, 0, 0)],
         [(RELEASE, 0, 0, 1, 0)],
-        [
-            (ALLOC, 0, 0, 0, 1),
-            (ALLOC, 1, 0, 0, 1),
-            (FREE_PENDING, 0, 0, 0, 0),
-            (FREE_PENDING, 1, 0, 0, 0),
-        ],
+        [(ALLOC, 0, 0, 0, 1), (ALLOC, 1, 0, 0, 1),
+         (FREE_PENDING, 0, 0, 0, 0), (FREE_PENDING, 1, 0, 0, 0)],
     ],
-)
+)  # fmt: skip
 def test_operations_that_make_no_sense_are_refused(operations):
     with pytest.raises(ValueError, match="operation"):
         run_core(*operations)
@@ -577,20 +548,11 @@ def test_operations_that_make_no_sense_are_refused(operations):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"start": 5},
-        {"start": -1},
-        {"slots": -1},
-        {"segments": "big"},
-        {"device": "tape"},
-        {"pools": [(0, 0, 0)]},
-        {"pools": 3},
-        {"pools": [(0, "a")]},
-        {"total": -1},
-        {"total": 5, "taken": 6},
-        {"limit": -1},
-        {"allowance": -2},
+        {"start": 5}, {"start": -1}, {"slots": -1}, {"segments": "big"}, {"device": "tape"},
+        {"pools": [(0, 0, 0)]}, {"pools": 3}, {"pools": [(0, "a")]},
+        {"total": -1}, {"total": 5, "taken": 6}, {"limit": -1}, {"allowance": -2},
     ],
-)
+)  # fmt: skip
 def test_arguments_that_make_no_sense_are_refused(changes):
     with pytest.raises((ValueError, TypeError)):
         run_core((ALLOC, 0, 0, 0, 1), **changes)

@@ -87,11 +87,8 @@ def test_reads_plain_and_gzip_whatever_the_name(tmp_path, protocol, compressed):
     loaded = load_snapshot(path)
     assert loaded.path == str(path)
     assert [list(reader.ACTIONS)[one] for one in loaded.traces[0].actions] == [
-        "segment_alloc",
-        "alloc",
-        "free_requested",
-        "free_completed",
-    ]
+        "segment_alloc", "alloc", "free_requested", "free_completed",
+    ]  # fmt: skip
 
 
 def test_reads_gzip_of_several_members_and_padding(tmp_path):
@@ -175,23 +172,15 @@ def test_a_hostile_file_runs_nothing(tmp_path, protocol, compressed):
     [
         (b"cos\nsystem\n.", "asks for 'os.system'"),
         (b"\x8c\x02os\x8c\x06system\x93.", "asks for 'os.system'"),
-        (b"c\xf0\x9f\x98\x80\nx\n.", "asks for"),
-        (b"(ios\nsystem\n.", "asks for 'os.system'"),
-        (b"(cos\nsystem\no.", "asks for 'os.system'"),
-        (b"Pid\n.", "outside the file"),
-        (b"NQ.", "outside the file"),
-        (b"(No.", "damaged"),
-        (b"N)R.", "not callable"),
-        (b"N)\x81.", "must be a type"),
-        (b"N)}\x92.", "must be a type"),
-        (b"]}K\x01K\x01sb.", "damaged"),
-        (b"\x82\x01.", "extension"),
-        (b"\x83\x01\x00.", "extension"),
-        (b"\x84\x01\x00\x00\x00.", "extension"),
-        (b"\x97.", "out-of-band"),
-        (b"\x8f.", "it holds a set"),
+        (b"c\xf0\x9f\x98\x80\nx\n.", "asks for"), (b"(ios\nsystem\n.", "asks for 'os.system'"),
+        (b"(cos\nsystem\no.", "asks for 'os.system'"), (b"Pid\n.", "outside the file"),
+        (b"NQ.", "outside the file"), (b"(No.", "damaged"), (b"N)R.", "not callable"),
+        (b"N)\x81.", "must be a type"), (b"N)}\x92.", "must be a type"),
+        (b"]}K\x01K\x01sb.", "damaged"), (b"\x82\x01.", "extension"),
+        (b"\x83\x01\x00.", "extension"), (b"\x84\x01\x00\x00\x00.", "extension"),
+        (b"\x97.", "out-of-band"), (b"\x8f.", "it holds a set"),
     ],
-)
+)  # fmt: skip
 def test_every_opcode_that_is_more_than_data_is_refused(tmp_path, body, why):
     path = tmp_path / "opcode"
     path.write_bytes(b"\x80\x05" + body)
@@ -357,35 +346,18 @@ def picture():
         }  # fmt: skip
 
     return {
-        "segments": [
-            {
-                "device": 0, "address": 4096, "total_size": 2 * MIB, "stream": 0,
-                "allocated_size": 1024, "active_size": 2048, "requested_size": 2048,
-                "segment_type": "small", "segment_pool_id": (0, 0),
-                "is_expandable": False, "frames": [],
-                "blocks": [
-                    block(4096, 1024, "active_allocated"),
-                    block(5120, 1024, "active_pending_free"),
-                    block(6144, 2 * MIB - 2048, "inactive"),
-                ],
-            }
-        ],
-        "device_traces": [
-            [
-                entry("segment_alloc", 4096, 2 * MIB),
-                entry("alloc", 4096, 1024),
-                entry("alloc", 5120, 1024),
-                entry("free_requested", 5120, 1024),
-            ]
-        ],
-        "external_annotations": [
-            {"device": 0, "time_us": 3, "name": "forward", "stage": "START"},
-            annotation(5120, stream="48", number="7", kind="record_use"),
-            annotation(5120, stream="64", number="0", kind="held"),
-            {"device": 0, "time_us": 9, "name": "esper_alloc.tag", "stage": "ASLEEP",
-             "address": "4096", "tag": "kv", "asleep_size": "2097152"},
-            {"device": 0, "time_us": 9, "name": "esper_alloc.allowance", "stage": "1048576"},
-        ],
+        "segments": [{"device": 0, "address": 4096, "total_size": 2 * MIB, "stream": 0,
+         "allocated_size": 1024, "active_size": 2048, "requested_size": 2048,
+         "segment_type": "small", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
+         "blocks": [block(4096, 1024, "active_allocated"), block(5120, 1024, "active_pending_free"),
+         block(6144, 2 * MIB - 2048, "inactive")]}],
+        "device_traces": [[entry("segment_alloc", 4096, 2 * MIB), entry("alloc", 4096, 1024),
+         entry("alloc", 5120, 1024), entry("free_requested", 5120, 1024)]],
+        "external_annotations": [{"device": 0, "time_us": 3, "name": "forward", "stage": "START"},
+         annotation(5120, stream="48", number="7", kind="record_use"), annotation(5120, stream="64",
+         number="0", kind="held"), {"device": 0, "time_us": 9, "name": "esper_alloc.tag",
+         "stage": "ASLEEP", "address": "4096", "tag": "kv", "asleep_size": "2097152"}, {"device": 0,
+         "time_us": 9, "name": "esper_alloc.allowance", "stage": "1048576"}],
         "allocator_settings": {"max_split_size": -1},
     }  # fmt: skip
 

@@ -33,19 +33,13 @@ def test_a_device_has_several_names() -> None:
 
 
 BAD = [
-    *[
-        (kind, TypeError, "device must be an index, a name such as")
-        for kind in (True, 1.5, b"cuda", [0])
-    ],
-    *[
-        (name, ValueError, "is no CUDA device: pass 'cuda', 'cuda:0' or 0")
-        for name in ("cpu", "gpu", "1", "", "cuda:-1", torch.device("cpu"), torch.device("meta", 0))
-    ],
-    *[
-        (one, ValueError, "there is no CUDA device -?[0-9]+; this process sees 2")
-        for one in (2, -1, "cuda:2", torch.device("cuda", 7))
-    ],
-]
+    *[(kind, TypeError, "device must be an index, a name such as") for kind in (True, 1.5, b"cuda",
+     [0])],
+    *[(name, ValueError, "is no CUDA device: pass 'cuda', 'cuda:0' or 0") for name in ("cpu", "gpu",
+     "1", "", "cuda:-1", torch.device("cpu"), torch.device("meta", 0))],
+    *[(one, ValueError, "there is no CUDA device -?[0-9]+; this process sees 2") for one in (2, -1,
+     "cuda:2", torch.device("cuda", 7))],
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("two_devices")

@@ -90,20 +90,14 @@ say(marked=marked, automatic="a" in uses_of(x, a=a))
 @pytest.mark.parametrize(
     "call, parts",
     [
-        ("torch._foreach_zero_([x, y])", "x, y"),
-        ("torch._foreach_copy_([x], [y])", "x, y"),
-        ("coo.detach()", "i, y"),
-        ("csr.detach()", "i, j, y"),
-        ("nested.detach()", "y"),
-        ("torch.nn.Parameter(x, requires_grad=False).zero_()", "x"),
-        ("Wrapper(x).zero_()", "x"),
-        ("x[5:6].view(1, 1).zero_()", "x"),
-        ("in_inference(x)", "x"),
-        ("in_thread(x, a)", "x"),
+        ("torch._foreach_zero_([x, y])", "x, y"), ("torch._foreach_copy_([x], [y])", "x, y"),
+        ("coo.detach()", "i, y"), ("csr.detach()", "i, j, y"), ("nested.detach()", "y"),
+        ("torch.nn.Parameter(x, requires_grad=False).zero_()", "x"), ("Wrapper(x).zero_()", "x"),
+        ("x[5:6].view(1, 1).zero_()", "x"), ("in_inference(x)", "x"), ("in_thread(x, a)", "x"),
         ("torch.func.vmap(lambda t: t.clone())(x.view(2, -1))", "x"),
         ("torch.ops.aten.index(x, [i])", "x, i"),
     ],
-)
+)  # fmt: skip
 def test_whatever_an_operator_takes(run: Run, call: str, parts: str) -> None:
     found = run(f"""
 from wrapper import Wrapper, in_inference, in_thread

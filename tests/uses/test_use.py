@@ -84,24 +84,15 @@ Pair = collections.namedtuple("Pair", "left right")
 @pytest.mark.parametrize(
     "value",
     [
-        torch.ones(3),
-        torch.ones(3).to_sparse(),
-        torch.nn.Parameter(torch.ones(3)),
-        torch.empty(3, device="meta"),
-        [torch.ones(3), (torch.ones(2), None)],
-        {"a": torch.ones(3), "b": [torch.ones(1)]},
-        {torch.ones(3)},
-        Pair(torch.ones(1), 2),
-        Batch(torch.ones(1), {"x": torch.ones(2)}),
-        Made(torch.ones(1)),
-        collections.UserDict(x=torch.ones(2)),
-        collections.OrderedDict(x=torch.ones(2)),
-        [1, 2.0, "three", b"four", None, torch.float32, {5}, range(3)],
-        [],
-        None,
+        torch.ones(3), torch.ones(3).to_sparse(), torch.nn.Parameter(torch.ones(3)),
+        torch.empty(3, device="meta"), [torch.ones(3), (torch.ones(2), None)],
+        {"a": torch.ones(3), "b": [torch.ones(1)]}, {torch.ones(3)}, Pair(torch.ones(1), 2),
+        Batch(torch.ones(1), {"x": torch.ones(2)}), Made(torch.ones(1)),
+        collections.UserDict(x=torch.ones(2)), collections.OrderedDict(x=torch.ones(2)),
+        [1, 2.0, "three", b"four", None, torch.float32, {5}, range(3)], [], None,
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_cpu_tensors_need_nothing(record_use, value):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -153,14 +144,11 @@ def test_opaque_objects_inside_containers_are_named_once(record_use):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: (t for t in [x]),
-        lambda x: iter([x]),
-        lambda x: map(abs, [x]),
-        lambda x: torch.nn.ParameterList([x]),
-        lambda x: torch.nn.Linear(2, 2),
+        lambda x: (t for t in [x]), lambda x: iter([x]), lambda x: map(abs, [x]),
+        lambda x: torch.nn.ParameterList([x]), lambda x: torch.nn.Linear(2, 2),
         lambda x: x.untyped_storage(),
     ],
-)
+)  # fmt: skip
 def test_what_may_hold_tensors_is_not_passed_over_in_silence(record_use, make, monkeypatch):
     monkeypatch.setattr(containers, "_warned_of", set())
     with pytest.warns(RuntimeWarning, match="does not look for tensors inside"):
@@ -237,15 +225,12 @@ def test_what_a_wrapper_holds_besides_tensors_is_its_own():
 @pytest.mark.parametrize(
     "make, count",
     [
-        (lambda x: x.to_sparse(), 2),
-        (lambda x: x.to_sparse_csr(), 3),
-        (lambda x: x.to_sparse_csc(), 3),
-        (lambda x: x.to_sparse_bsr((2, 2)), 3),
-        (lambda x: x.to_sparse_bsc((2, 2)), 3),
-        (lambda x: x, 1),
+        (lambda x: x.to_sparse(), 2), (lambda x: x.to_sparse_csr(), 3),
+        (lambda x: x.to_sparse_csc(), 3), (lambda x: x.to_sparse_bsr((2, 2)), 3),
+        (lambda x: x.to_sparse_bsc((2, 2)), 3), (lambda x: x, 1),
         (lambda x: torch.nested.nested_tensor([x[0], x[1, :2]]), 1),
     ],
-)
+)  # fmt: skip
 def test_without_the_shim_sparse_tensors_are_marked_in_parts(make, count):
     """Of a sparse tensor there is neither storage nor record_stream."""
     tensor = make(torch.eye(4))
@@ -388,12 +373,9 @@ def test_using_waits_enters_marks_and_leaves(steps):
         assert steps.current[-1].name == "side"
         del x
     assert steps.log == [
-        ("wait", "side", "main"),
-        ("enter", "side"),
-        ("mark", 5, "side"),
-        ("mark", 2, "side"),
+        ("wait", "side", "main"), ("enter", "side"), ("mark", 5, "side"), ("mark", 2, "side"),
         ("leave", "side"),
-    ]
+    ]  # fmt: skip
 
 
 def test_using_nests_and_can_be_entered_again(steps):
@@ -402,16 +384,9 @@ def test_using_nests_and_can_be_entered_again(steps):
         assert [s.name for s in steps.current] == ["main", "a", "b", "a"]
     assert [s.name for s in steps.current] == ["main"]
     assert [step for step in steps.log if step[0] != "mark"] == [
-        ("wait", "a", "main"),
-        ("enter", "a"),
-        ("wait", "b", "a"),
-        ("enter", "b"),
-        ("wait", "a", "b"),
-        ("enter", "a"),
-        ("leave", "a"),
-        ("leave", "b"),
-        ("leave", "a"),
-    ]
+        ("wait", "a", "main"), ("enter", "a"), ("wait", "b", "a"), ("enter", "b"),
+        ("wait", "a", "b"), ("enter", "a"), ("leave", "a"), ("leave", "b"), ("leave", "a"),
+    ]  # fmt: skip
 
 
 def test_using_marks_when_the_body_raises(steps):

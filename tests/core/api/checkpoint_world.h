@@ -21,7 +21,7 @@ static inline void begin_with(const sim_options *options)
 
 static inline void begin(void)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+  sim_options options = {WHEN_TOLD};
   begin_with(&options);
 }
 

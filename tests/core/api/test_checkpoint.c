@@ -13,9 +13,8 @@ TEST(two_segments_of_a_checkpoint_have_no_part_in_common)
   CHECK(!checkpoint_is_valid(&made));
 }
 
-TEST(a_checkpoint_that_does_not_add_up_is_noticed)
+SCENE(a_checkpoint_that_does_not_add_up_is_noticed)
 {
-  begin();
   get_front();
   get(1000, r);
   esper_checkpoint *checkpoint = take(); /* which is valid */
@@ -35,12 +34,10 @@ TEST(a_checkpoint_that_does_not_add_up_is_noticed)
   checkpoint->part_count--;
   CHECK(checkpoint_is_valid(checkpoint));
   esper_checkpoint_free(checkpoint);
-  end();
 }
 
-TEST(without_host_memory_no_checkpoint_is_taken)
+SCENE(without_host_memory_no_checkpoint_is_taken)
 {
-  begin();
   get_front();
   esper_checkpoint *none;
   for (long calls = 0; calls < 3; calls++) { /* the checkpoint, its chains, its parts */
@@ -56,12 +53,10 @@ TEST(without_host_memory_no_checkpoint_is_taken)
   check_limit_malloc(-1);
   CHECK_EQ(status, ESPER_HOST_MEMORY);
   esper_checkpoint_free(take());
-  end();
 }
 
-TEST(the_live_set_must_match_exactly)
+SCENE(the_live_set_must_match_exactly)
 {
-  begin();
   CHECK(live_are(NULL, 0));
   void *a = get(6 * MIB, r), *b = get(4096, s), *c = world_malloc(&w, 512, r);
   const void *both[] = {b, a}, *one[] = {a}, *foreign[] = {a, b, c},
@@ -77,13 +72,11 @@ TEST(the_live_set_must_match_exactly)
   CHECK_STATUS(esper_pool_live_are(w.core, 0, 8, 0, NULL, 0, &same), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "(8, 0)"));
   CHECK_STATUS(esper_pool_live_are(w.core, 0, 0, 0, NULL, 0, &same), ESPER_INVALID);
-  end();
 }
 
 /* An input of a graph lies in memory that no capture was handed. */
-TEST(a_trees_memory_is_kept_as_long_as_the_tree)
+SCENE(a_trees_memory_is_kept_as_long_as_the_tree)
 {
-  begin();
   void *input = get(12 * MIB, r);
   world_free(&w, input);
   esper_checkpoint *checkpoint = take();
@@ -98,12 +91,10 @@ TEST(a_trees_memory_is_kept_as_long_as_the_tree)
   CHECK(strstr(esper_last_error(), "(7, 0)"));
   CHECK(!delta.freed);
   esper_checkpoint_free(checkpoint);
-  end();
 }
 
-TEST(a_checkpoint_outlives_its_core)
+SCENE(a_checkpoint_outlives_its_core)
 {
-  begin();
   get_front();
   esper_checkpoint *checkpoint = take();
   end();
@@ -114,12 +105,10 @@ TEST(a_checkpoint_outlives_its_core)
   CHECK(strstr(esper_last_error(), "another allocator"));
   esper_checkpoint_free(checkpoint);
   esper_checkpoint_free(NULL);
-  end();
 }
 
-TEST(misuse_is_refused_and_changes_nothing)
+SCENE(misuse_is_refused_and_changes_nothing)
 {
-  begin();
   void *a = get_front();
   esper_checkpoint *checkpoint = take(), *none;
   esper_checkpoint_delta delta;
@@ -133,15 +122,12 @@ TEST(misuse_is_refused_and_changes_nothing)
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   CHECK(live_are((const void *[]){a}, 1));
   esper_checkpoint_free(checkpoint);
-  end();
 }
 
 /* They are given back by empty_cache even while the pool is referred to. */
 TEST(addresses_that_never_had_memory_are_no_part_of_a_checkpoint)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1};
+  sim_options options = {WHEN_TOLD, .virtual_memory = 1};
   begin_with(&options);
   void *p;
   sim_fail_call(w.s, SIM_CALL_page_create, 1, ESPER_DEVICE_ERROR);

@@ -10,9 +10,8 @@ static bool is_among(void *const *pointers, size_t count, const void *p)
   return false;
 }
 
-TEST(what_was_live_is_live_again_at_its_address)
+SCENE(what_was_live_is_live_again_at_its_address)
 {
-  begin();
   void *a = get(6 * MIB, r), *gap = get(3 * MIB, r), *b = get(5 * MIB, r), *small = get(1000, r);
   world_free(&w, gap);
   esper_checkpoint *checkpoint = take();
@@ -36,15 +35,12 @@ TEST(what_was_live_is_live_again_at_its_address)
   CHECK(get(30 * MIB, r) == young); /* free, and kept */
   free(delta.freed);
   esper_checkpoint_free(checkpoint);
-  end();
 }
 
 /* A block that was lent when the checkpoint was taken is lent again. */
 TEST(a_borrower_is_a_borrower_again)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = 20 * MIB};
+  sim_options options = {WHEN_TOLD, .capacity = 20 * MIB};
   begin_with(&options);
   void *a = get(6 * MIB, r);
   get(14 * MIB, r); /* no room beside it */
@@ -74,9 +70,8 @@ TEST(a_borrower_is_a_borrower_again)
 }
 
 /* A segment with the same address is not the same segment. */
-TEST(memory_that_is_gone_is_named)
+SCENE(memory_that_is_gone_is_named)
 {
-  begin();
   void *a = get(12 * MIB, r);
   esper_checkpoint *checkpoint = take();
   world_free(&w, a);
@@ -89,12 +84,10 @@ TEST(memory_that_is_gone_is_named)
   CHECK(strstr(esper_last_error(), "given back"));
   CHECK(live_are((const void *[]){b}, 1));
   esper_checkpoint_free(checkpoint);
-  end();
 }
 
-TEST(without_host_memory_nothing_changes)
+SCENE(without_host_memory_nothing_changes)
 {
-  begin();
   void *p[300];
   for (int i = 0; i < 300; i++)
     p[i] = get(6 * MIB, r);
@@ -123,7 +116,6 @@ TEST(without_host_memory_nothing_changes)
     sim_owner_begin(w.s, p[i], 6 * MIB, 0, r.handle);
   free(delta.freed);
   esper_checkpoint_free(checkpoint);
-  end();
 }
 
 /* Random programs: whatever happened in between, the live set comes back. */
@@ -200,12 +192,14 @@ TEST(random_programs_on_pages_come_back)
   random_programs(true);
 }
 
-TEST(memory_that_sleeps_is_not_restored)
+static void begin_on_pages(void)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 256 * MIB};
-  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
+  begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 256 * MIB},
+           &(esper_config){.segments = ESPER_SEGMENTS_MAPPED});
+}
+
+SCENE_WITH(memory_that_sleeps_is_not_restored, begin_on_pages())
+{
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
   void *a = get(6 * MIB, r);
   esper_checkpoint *checkpoint = take();
@@ -220,5 +214,4 @@ TEST(memory_that_sleeps_is_not_restored)
   CHECK(delta.live_count == 1 && delta.live[0] == a);
   free(delta.freed);
   esper_checkpoint_free(checkpoint);
-  end();
 }

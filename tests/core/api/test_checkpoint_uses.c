@@ -19,8 +19,7 @@ TEST(uses_stay_on_the_bytes_they_are_of)
     void *whole = get(16 * MIB, r);
     CHECK(whole == a);
     world_kernel(&w, r, whole);
-    world_read_on(&w, s, whole, r);
-    world_use(&w, whole, s, 0);
+    world_read_marked(&w, s, whole, r);
     world_free(&w, whole);
     esper_checkpoint_delta delta = {0};
     CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));
@@ -43,9 +42,8 @@ TEST(uses_stay_on_the_bytes_they_are_of)
   }
 }
 
-TEST(more_streams_than_can_be_noted_are_held)
+SCENE(more_streams_than_can_be_noted_are_held)
 {
-  begin();
   esper_checkpoint *checkpoint = take();
   void *a = get(12 * MIB, r);
   for (int i = 0; i < 70; i++) {
@@ -60,7 +58,6 @@ TEST(more_streams_than_can_be_noted_are_held)
   CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
   CHECK(get(12 * MIB, r) == a);
   esper_checkpoint_free(checkpoint);
-  end();
 }
 
 /* A graph's output had a use by record_stream. The next capture of the pool gets its memory: the
@@ -121,9 +118,8 @@ static sim_graph *capture_read(void **p, esper_checkpoint **checkpoint)
 
 /* The capture is over for the heap. No event stands for a point, so none holds the block: it waits
  * for the next quiesce. */
-TEST(a_use_inside_a_capture_gets_no_event_after_a_restore)
+SCENE(a_use_inside_a_capture_gets_no_event_after_a_restore)
 {
-  begin();
   void *p;
   esper_checkpoint *checkpoint = take();
   sim_graph *first = capture_read(&p, NULL);
@@ -141,14 +137,12 @@ TEST(a_use_inside_a_capture_gets_no_event_after_a_restore)
   sim_graph_destroy(w.s, second);
   sim_graph_destroy(w.s, third);
   esper_checkpoint_free(checkpoint);
-  end();
 }
 
 /* The same where the use had ended inside a capture. The next quiesce waits for the reader itself:
  * no event stands for all streams, because t is being captured. */
-TEST(a_use_that_ended_inside_a_capture_lasts_until_the_next_free)
+SCENE(a_use_that_ended_inside_a_capture_lasts_until_the_next_free)
 {
-  begin();
   void *p;
   world_malloc(&w, 512, t);
   esper_checkpoint *checkpoint;
@@ -169,5 +163,4 @@ TEST(a_use_that_ended_inside_a_capture_lasts_until_the_next_free)
   sim_graph_destroy(w.s, first);
   sim_graph_destroy(w.s, second);
   esper_checkpoint_free(checkpoint);
-  end();
 }

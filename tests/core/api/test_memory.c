@@ -2,22 +2,15 @@
 #include "core/base/types.h"
 #include "one_world.h"
 
-static void begin_with(sim_options options)
-{
-  world_begin_with(&w, &options, NULL);
-  name_streams();
-}
-
 static void begin(void)
 {
-  begin_with((sim_options){.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
+  begin_on((sim_options){WHEN_TOLD, .devices = 2}, NULL);
 }
 
 /* ---- arguments ------------------------------------------------------------------ */
 
-TEST(devices_that_are_not_there_are_refused)
+SCENE(devices_that_are_not_there_are_refused)
 {
-  begin();
   void *live = world_malloc(&w, 512, r), *event = sim_event_create(w.s, 0), *p;
   const void *marked = live;
   for (int device = -2; device < 8; device += 4) {
@@ -35,24 +28,20 @@ TEST(devices_that_are_not_there_are_refused)
   }
   CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
   sim_event_destroy(w.s, 0, event);
-  end();
 }
 
-TEST(flags_that_are_none_are_refused)
+SCENE(flags_that_are_none_are_refused)
 {
-  begin();
   const void *marked = world_malloc(&w, 512, r);
   for (unsigned flags = 2; flags < 8; flags++) {
     CHECK_STATUS(esper_record_use(w.core, &marked, 1, s, flags, NULL), ESPER_INVALID);
     CHECK(strstr(esper_last_error(), "flags of a use are 0x"));
   }
   CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
-  end();
 }
 
-TEST(addresses_outside_live_blocks_are_refused)
+SCENE(addresses_outside_live_blocks_are_refused)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB, r), *base;
   size_t size;
   esper_block_info info;
@@ -68,12 +57,10 @@ TEST(addresses_outside_live_blocks_are_refused)
     CHECK_STATUS(esper_pin(w.core, bad[i], NULL), ESPER_INVALID);
   }
   CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
-  end();
 }
 
-TEST(no_bytes_are_no_memory)
+SCENE(no_bytes_are_no_memory)
 {
-  begin();
   esper_pool *pool;
   CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
   for (int warm = 0; warm < 2; warm++) {
@@ -85,14 +72,12 @@ TEST(no_bytes_are_no_memory)
     if (!warm)
       world_malloc(&w, 512, r);
   }
-  end();
 }
 
 /* ---- looking at memory ----------------------------------------------------------- */
 
-TEST(the_base_of_a_block_is_its_classic_segment)
+SCENE(the_base_of_a_block_is_its_classic_segment)
 {
-  begin();
   char *first = world_malloc(&w, 6 * MIB, r), *p = world_malloc(&w, 6 * MIB, r);
   void *base;
   size_t size;
@@ -101,17 +86,14 @@ TEST(the_base_of_a_block_is_its_classic_segment)
   CHECK_OK(esper_find_base(w.core, p + 5, &base, &size));
   CHECK(base == first);
   CHECK_EQ(size, 20 * MIB);
-  end();
 }
 
 /* ---- giving back ------------------------------------------------------------------ */
 
-TEST(retire_finds_out_what_is_over)
+SCENE(retire_finds_out_what_is_over)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   sim_run_all(w.s);
   uint64_t asked = sim_calls(w.s, SIM_CALL_event_query);
@@ -120,5 +102,4 @@ TEST(retire_finds_out_what_is_over)
   esper_retire(w.core, 0);
   CHECK(sim_calls(w.s, SIM_CALL_event_query) > asked);
   CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
-  end();
 }

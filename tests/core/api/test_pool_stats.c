@@ -2,10 +2,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "world.h"
-
-static world w;
-static esper_stream r;
+#include "one_world.h"
 
 static void begin(bool mapped)
 {
@@ -13,14 +10,7 @@ static void begin(bool mapped)
                          .completion = SIM_AT_ONCE,
                          .virtual_memory = mapped};
   esper_config config = {.segments = mapped ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
-}
-
-static void end(void)
-{
-  CHECK(esper_core_is_valid(w.core));
-  world_end(&w);
+  begin_on(options, &config);
 }
 
 static esper_pool *make(uint64_t id)
@@ -86,9 +76,8 @@ TEST(each_private_pool_with_memory_has_statistics)
   }
 }
 
-TEST(statistics_of_a_pool_are_reset)
+SCENE_WITH(statistics_of_a_pool_are_reset, begin(false))
 {
-  begin(false);
   esper_pool *a = make(1);
   void *p = get(a, 12 * MIB);
   CHECK_OK(esper_free(w.core, get(a, 14 * MIB)));
@@ -99,12 +88,10 @@ TEST(statistics_of_a_pool_are_reset)
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
   check(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 12 * MIB, 0, 0);
   CHECK_OK(esper_free(w.core, p));
-  end();
 }
 
-TEST(a_pool_that_is_gone_has_no_statistics)
+SCENE_WITH(a_pool_that_is_gone_has_no_statistics, begin(false))
 {
-  begin(false);
   CHECK_OK(esper_free(w.core, get(make(1), 12 * MIB)));
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
   figures(0, 1);
@@ -113,5 +100,4 @@ TEST(a_pool_that_is_gone_has_no_statistics)
   CHECK_OK(esper_free(w.core, get(make(1), 14 * MIB)));
   check(figures(0, 1).reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 14 * MIB, 0);
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
-  end();
 }

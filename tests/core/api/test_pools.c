@@ -42,21 +42,18 @@ TEST(misuse_is_refused_and_changes_nothing)
   end(); /* with routes: they go with the core */
 }
 
-TEST(references_are_of_private_pools)
+SCENE(references_are_of_private_pools)
 {
-  begin();
   esper_pool *a;
   CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
   CHECK_EQ(esper_pool_use_count(w.core, 0, 1, 2), 1);
   CHECK_EQ(esper_pool_use_count(w.core, 0, 0, 0), 0);
   CHECK_EQ(esper_pool_use_count(w.core, 0, 3, 4), 0);
   CHECK_EQ(esper_pool_use_count(w.core, 7, 1, 2), 0);
-  end();
 }
 
-TEST(pools_belong_to_a_device)
+SCENE(pools_belong_to_a_device)
 {
-  begin();
   esper_pool *a, *none;
   void *p;
   CHECK_OK(esper_pool_create(w.core, 1, 1, 2, &a));
@@ -64,7 +61,6 @@ TEST(pools_belong_to_a_device)
   CHECK(strstr(esper_last_error(), "device 1"));
   CHECK_STATUS(esper_pool_create(w.core, 2, 1, 2, &none), ESPER_INVALID);
   CHECK(!none);
-  end();
 }
 
 /* The pool that is emptied, by its handle, while a free works in it. */
@@ -84,9 +80,8 @@ static void empty_meanwhile(void *context, sim_call call, int device, void *stre
     check_on_another_thread(empty_it, NULL);
 }
 
-TEST(a_pool_that_is_emptied_by_its_handle_keeps_what_a_call_works_in)
+SCENE(a_pool_that_is_emptied_by_its_handle_keeps_what_a_call_works_in)
 {
-  begin();
   int times = 0;
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &emptied));
   void *p = get(emptied, MIB, r), *other = get(emptied, MIB, r);
@@ -107,23 +102,19 @@ TEST(a_pool_that_is_emptied_by_its_handle_keeps_what_a_call_works_in)
   world_free(&w, other);
   CHECK_OK(esper_empty_cache(w.core, 0, emptied));
   CHECK_EQ(reserved(), 0);
-  end();
 }
 
-TEST(a_pool_is_emptied_on_its_own_device)
+SCENE(a_pool_is_emptied_on_its_own_device)
 {
-  begin();
   esper_pool *a;
   CHECK_OK(esper_pool_create(w.core, 1, 1, 2, &a));
   CHECK_STATUS(esper_empty_cache(w.core, 0, a), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "name the pool's device"));
   CHECK_OK(esper_empty_cache(w.core, 1, a));
-  end();
 }
 
-TEST(flags_can_be_taken_back_and_are_checked)
+SCENE(flags_can_be_taken_back_and_are_checked)
 {
-  begin();
   esper_pool *pool;
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
   CHECK_OK(esper_pool_set_flags(w.core, 0, ID, 0, ESPER_POOL_NO_SPLIT, ESPER_POOL_NO_SPLIT));
@@ -137,7 +128,6 @@ TEST(flags_can_be_taken_back_and_are_checked)
   CHECK(strstr(esper_last_error(), "(9, 0)"));
   CHECK_OK(esper_pool_set_flags(w.core, 0, 9, 0, 1, 0)); /* as pools that go do */
   CHECK_STATUS(esper_pool_set_flags(w.core, 0, 0, 0, 1, 1), ESPER_INVALID);
-  end();
 }
 
 static esper_status give_nothing(void *context, int device, size_t size, void **address)
@@ -152,9 +142,8 @@ static void take_back(void *context, int device, void *address, size_t size)
   CHECK(false); /* nothing was given */
 }
 
-TEST(an_allocator_is_chosen_once_and_early)
+SCENE(an_allocator_is_chosen_once_and_early)
 {
-  begin();
   esper_pool *pool, *other;
   esper_source half = {.obtain = give_nothing}, source = {give_nothing, take_back, NULL, NULL};
   void *p;
@@ -170,12 +159,10 @@ TEST(an_allocator_is_chosen_once_and_early)
   CHECK_STATUS(esper_pool_set_source(w.core, 0, 6, 0, &source), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "right after making the pool"));
   CHECK_STATUS(esper_malloc_from(w.core, pool, 512, r, &p), ESPER_OUT_OF_MEMORY);
-  end();
 }
 
-TEST(without_host_memory_no_pool_is_made_or_begun)
+SCENE(without_host_memory_no_pool_is_made_or_begun)
 {
-  begin();
   world_malloc(&w, 512, r); /* the device starts */
   esper_pool *pool;
   check_limit_malloc(0);
@@ -189,12 +176,10 @@ TEST(without_host_memory_no_pool_is_made_or_begun)
   CHECK_STATUS(esper_pool_end(w.core, 0, ID, 0, NULL), ESPER_INVALID);
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  end();
 }
 
-TEST(figures_of_pools_are_of_devices_only)
+SCENE(figures_of_pools_are_of_devices_only)
 {
-  begin();
   esper_pool *pool;
   esper_pool_stats *pools;
   size_t count;
@@ -207,22 +192,19 @@ TEST(figures_of_pools_are_of_devices_only)
   check_limit_malloc(-1);
   CHECK_EQ(status, ESPER_HOST_MEMORY);
   CHECK(!pools && !count);
-  end();
 }
 
 /* ---- the default pool meanwhile ---------------------------------------------- */
 
-static void begin_pool_once(void *context, sim_call call, int device, void *object)
+SIM_HOOK(begin_pool_once)
 {
-  (void)call, (void)device, (void)object;
   if (!(*(int *)context)++)
     CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
 }
 
 /* What is there stays there from the moment on when a capture may begin. */
-TEST(a_capture_begins_while_the_cache_goes)
+SCENE(a_capture_begins_while_the_cache_goes)
 {
-  begin();
   void *p[3];
   int times = 0;
   for (int i = 0; i < 3; i++)
@@ -237,13 +219,11 @@ TEST(a_capture_begins_while_the_cache_goes)
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  end();
 }
 
 /* Who announces captures says by that when there are none. */
-TEST(the_default_pool_stays_while_an_announced_capture_goes_on)
+SCENE(the_default_pool_stays_while_an_announced_capture_goes_on)
 {
-  begin();
   int count = 0;
   esper_config config;
   esper_get_config(w.core, &config);
@@ -264,7 +244,6 @@ TEST(the_default_pool_stays_while_an_announced_capture_goes_on)
   CHECK_STATUS(esper_capture_begin(w.core, 9), ESPER_INVALID);
   CHECK_STATUS(esper_capture_end(w.core, 9), ESPER_INVALID);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
-  end();
 }
 
 /* ---- captures ----------------------------------------------------------------- */
@@ -299,7 +278,7 @@ TEST(a_capture_begins_after_the_event_that_is_being_recorded_for_all_streams)
     pthread_t thread;
     announces = how;
     atomic_store(&has_begun, false);
-    sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
+    sim_options options = {WHEN_TOLD};
     world_begin_with(&w, &options, &(esper_config){.captures_are_announced = announces});
     world_free(&w, world_malloc(&w, 512, w.stream[0])); /* the core meets the device */
     sim_before_call(w.s, SIM_CALL_event_record_all, begin_meanwhile, &thread);

@@ -5,16 +5,9 @@
 
 static esper_snapshot snapshot;
 
-static void begin_with(sim_options options)
-{
-  world_begin_with(&w, &options, NULL);
-  name_streams();
-}
-
 static void begin(void)
 {
-  begin_with((sim_options){
-      .oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD, .capacity = 64 * MIB});
+  begin_on((sim_options){WHEN_TOLD, .devices = 2, .capacity = 64 * MIB}, NULL);
 }
 
 static void take(int device)
@@ -49,9 +42,8 @@ static unsigned kind_of(const void *p)
 
 /* ---- segments and blocks ---------------------------------------------------------- */
 
-TEST(a_snapshot_shows_segments_and_blocks_by_address)
+SCENE(a_snapshot_shows_segments_and_blocks_by_address)
 {
-  begin();
   CHECK_OK(esper_snapshot_take(w.core, -1, &snapshot));
   CHECK_EQ(snapshot.segment_count, 0);
   esper_snapshot_free(&snapshot);
@@ -59,8 +51,7 @@ TEST(a_snapshot_shows_segments_and_blocks_by_address)
        *c = world_malloc(&w, 2000, r);
   esper_stream far = world_stream(&w, 1);
   world_malloc(&w, 512, far);
-  world_read_on(&w, s, a, r);
-  world_use(&w, a, s, 0);
+  world_read_marked(&w, s, a, r);
   world_free(&w, a);
   CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
   CHECK_EQ(snapshot.segment_count, 2);
@@ -102,7 +93,6 @@ TEST(a_snapshot_shows_segments_and_blocks_by_address)
   CHECK_EQ(snapshot.segment_count, 3);
   esper_snapshot_free(&snapshot);
   esper_snapshot_free(&snapshot); /* twice is fine */
-  end();
 }
 
 /* ---- uses --------------------------------------------------------------------------- */

@@ -3,22 +3,16 @@
 #include <stdatomic.h>
 
 #include "core/blocks/heap.h"
+#include "draw.h"
 #include "one_world.h"
-
-static void begin_with(sim_options options)
-{
-  world_begin_with(&w, &options, NULL);
-  name_streams();
-}
 
 static void begin(void)
 {
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
+  begin_on((sim_options){WHEN_TOLD}, NULL);
 }
 
-TEST(devices_that_are_not_there_have_no_figures)
+SCENE(devices_that_are_not_there_have_no_figures)
 {
-  begin();
   size_t size, total;
   esper_stats stats;
   esper_counters counters;
@@ -32,14 +26,12 @@ TEST(devices_that_are_not_there_have_no_figures)
     CHECK_STATUS(esper_set_memory_fraction(w.core, device, 0.5), ESPER_INVALID);
     CHECK_EQ(esper_get_memory_fraction(w.core, device), 1);
   }
-  end();
 }
 
 /* The driver would make a context there, of some hundred MiB. */
-TEST(who_only_looks_wakes_no_device)
+SCENE_WITH(who_only_looks_wakes_no_device,
+           begin_on((sim_options){.devices = 2, .capacity = 1000 * MIB}, NULL))
 {
-  sim_options options = {.devices = 2, .capacity = 1000 * MIB};
-  world_begin_with(&w, &options, NULL);
   world_free(&w, world_malloc(&w, 3 * MIB, w.stream[0]));
   uint64_t calls = sim_calls(w.s, SIM_CALL_memory_total);
   esper_stats stats;
@@ -68,7 +60,6 @@ TEST(who_only_looks_wakes_no_device)
   CHECK_STATUS(esper_malloc(w.core, 260 * MIB, other, &p), ESPER_OUT_OF_MEMORY);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_total), calls + 1);
   world_free(&w, world_malloc(&w, 240 * MIB, other));
-  end();
 }
 
 /* ---- statistics ------------------------------------------------------------------- */
@@ -82,9 +73,8 @@ static void check(esper_stat stat, long long c, long long p, long long a, long l
   CHECK_EQ(stat.freed, f);
 }
 
-TEST(peaks_and_totals_are_reset)
+SCENE(peaks_and_totals_are_reset)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 512, r);
   world_free(&w, p);
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
@@ -98,30 +88,25 @@ TEST(peaks_and_totals_are_reset)
   CHECK_EQ(now.num_device_alloc, 0);
   world_free(&w, q);
   CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].freed, 512);
-  end();
 }
 
 /* Nobody has to ask the events first. */
-TEST(figures_count_what_is_over_as_over)
+SCENE(figures_count_what_is_over_as_over)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 12 * MIB);
   sim_run_all(w.s);
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].peak, 0);
-  end();
 }
 
 /* ---- counters --------------------------------------------------------------------- */
 
 /* The largest of any heap. */
-TEST(the_allowance_is_told)
+SCENE(the_allowance_is_told)
 {
-  begin();
   world_set_allowance(&w, 0);
   CHECK_EQ(world_counters(&w, 0).allowance, 128 * MIB); /* the device is not used yet */
   world_set_allowance(&w, ESPER_ALLOWANCE_OFF);
@@ -137,15 +122,12 @@ TEST(the_allowance_is_told)
   w.core->devices[0].heaps->allowance_doubled = 2;
   unlock(&w.core->devices[0].lock);
   CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
-  end();
 }
 
-TEST(driver_calls_are_counted_by_name)
+SCENE(driver_calls_are_counted_by_name)
 {
-  begin();
   void *p = world_malloc(&w, 512, w.stream[0]);
-  world_read_on(&w, w.stream[1], p, w.stream[0]);
-  world_use(&w, p, w.stream[1], 0);
+  world_read_marked(&w, w.stream[1], p, w.stream[0]);
   uint64_t counted = 0;
   int names = 0;
   for (; esper_driver_call_name(names); names++) {
@@ -159,15 +141,14 @@ TEST(driver_calls_are_counted_by_name)
   CHECK_EQ(counted + sim_calls(w.s, SIM_CALL_device_count), sim_calls(w.s, SIM_CALL_any));
   CHECK(!esper_driver_call_name(-1));
   CHECK_EQ(esper_driver_calls(w.core, names), 0);
-  end();
 }
 
 /* ---- limits ----------------------------------------------------------------------- */
 
 /* What was freed last lies in a block cache. */
-TEST(the_largest_available_counts_cached_blocks_merged)
+SCENE_WITH(the_largest_available_counts_cached_blocks_merged,
+           begin_on((sim_options){.capacity = 20 * MIB, .completion = SIM_AT_ONCE}, NULL))
 {
-  begin_with((sim_options){.capacity = 20 * MIB, .completion = SIM_AT_ONCE});
   size_t largest;
   void *p[3];
   for (int i = 0; i < 3; i++)
@@ -179,12 +160,10 @@ TEST(the_largest_available_counts_cached_blocks_merged)
   CHECK_OK(esper_largest_available(w.core, 0, &largest));
   CHECK_EQ(largest, 12 * MIB);
   CHECK(world_malloc(&w, 12 * MIB, r) == p[0]);
-  end();
 }
 
-TEST(a_memory_fraction_that_is_none_is_refused)
+SCENE(a_memory_fraction_that_is_none_is_refused)
 {
-  begin();
   static const double BAD[] = {-0.01, 1.01, 0.0 / 0.0};
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.75));
   for (int i = 0; i < 3; i++) {
@@ -193,7 +172,6 @@ TEST(a_memory_fraction_that_is_none_is_refused)
   }
   CHECK(esper_get_memory_fraction(w.core, 0) == 0.75);
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
-  end();
 }
 
 /* ---- while threads allocate -------------------------------------------------------- */
@@ -216,9 +194,8 @@ static void *churn(void *argument)
   return NULL;
 }
 
-TEST(statistics_agree_at_any_moment)
+SCENE_WITH(statistics_agree_at_any_moment, begin_on((sim_options){0}, NULL))
 {
-  begin_with((sim_options){0});
   pthread_t thread[3];
   atomic_store(&threads_left, 3);
   for (intptr_t i = 0; i < 3; i++)
@@ -237,7 +214,6 @@ TEST(statistics_agree_at_any_moment)
   }
   for (int i = 0; i < 3; i++)
     pthread_join(thread[i], NULL);
-  end();
 }
 
 /* ---- after random operations on two devices ----------------------------------------- */
@@ -248,21 +224,17 @@ enum { OPERATIONS = 10000, LIVE = 300, DEVICES = 2, STREAMS = 4 };
 
 static esper_stream streams[DEVICES][STREAMS];
 static void *live[LIVE];
-static uint64_t state = 88172645463325252u;
+static uint64_t state = 1;
 
 static uint64_t draw(uint64_t below)
 {
-  state ^= state << 13;
-  state ^= state >> 7;
-  state ^= state << 17;
-  return state % below;
+  return draw_below(&state, below);
 }
 
 static void begin_on_two_devices(void)
 {
-  sim_options options = {.devices = DEVICES, .capacity = 2048 * MIB, .completion = SIM_WHEN_TOLD};
-  esper_config config = {.max_split_size = 64 * MIB};
-  world_begin_with(&w, &options, &config);
+  begin_on((sim_options){.devices = DEVICES, .capacity = 2048 * MIB, .completion = SIM_WHEN_TOLD},
+           &(esper_config){.max_split_size = 64 * MIB});
   for (int d = 0; d < DEVICES; d++)
     for (int i = 0; i < STREAMS; i++)
       streams[d][i] = world_stream(&w, d);
@@ -376,9 +348,8 @@ static void operate(void)
   }
 }
 
-TEST(statistics_are_the_sums_over_the_snapshot)
+SCENE_WITH(statistics_are_the_sums_over_the_snapshot, begin_on_two_devices())
 {
-  begin_on_two_devices();
   int64_t peak[DEVICES][2] = {{0}};
   for (int i = 0; i < OPERATIONS; i++) {
     operate();
@@ -418,5 +389,4 @@ TEST(statistics_are_the_sums_over_the_snapshot)
     CHECK_EQ(stats.allocation[ESPER_ALL].allocated + stats.allocation[ESPER_ALL].freed, 0);
     CHECK_EQ(stats.num_device_alloc + stats.num_device_free, 0);
   }
-  end();
 }

@@ -24,14 +24,11 @@ static const char *tag_of(const void *ptr)
 static void begin_at_once(size_t mib)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = mib * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
 }
 
-TEST(memory_has_the_threads_tag)
+SCENE(memory_has_the_threads_tag)
 {
-  begin();
   void *none = get(4, r), *weights = get_as("weights", 4, r), *kv = get_as("kv", 4, r);
   CHECK(!strcmp(tag_of(none), ""));
   CHECK(!strcmp(tag_of(weights), "weights"));
@@ -39,34 +36,28 @@ TEST(memory_has_the_threads_tag)
   void *other = get_as("weights", 4, s);
   CHECK(!strcmp(tag_of(other), "weights"));
   world_check(&w);
-  end();
 }
 
-TEST(free_memory_serves_its_own_tag)
+SCENE(free_memory_serves_its_own_tag)
 {
-  begin();
   void *p = get_as("weights", 4, r);
   world_free(&w, p);
   void *q = get(4, r);
   CHECK(q != p && strcmp(tag_of(q), "weights"));
   CHECK(get_as("weights", 4, r) == p);
-  end();
 }
 
-TEST(whole_pages_move_between_tags)
+SCENE_WITH(whole_pages_move_between_tags, begin_at_once(64))
 {
-  begin_at_once(64);
   void *p = get_as("weights", 40, r);
   world_free(&w, p);
   CHECK(get_as("kv", 40, r)); /* more than is left */
   CHECK(world_counters(&w, 0).pages_moved > 0);
   world_check(&w);
-  end();
 }
 
-TEST(figures_are_by_tag)
+SCENE(figures_are_by_tag)
 {
-  begin();
   esper_tag_stats *tags;
   size_t count;
   CHECK_OK(esper_get_tag_stats(w.core, 0, &tags, &count));
@@ -86,12 +77,10 @@ TEST(figures_are_by_tag)
   free(tags);
   CHECK_STATUS(esper_get_tag_stats(w.core, 7, &tags, &count), ESPER_INVALID);
   CHECK(!tags && !count);
-  end();
 }
 
-TEST(a_pool_tells_how_much_of_it_sleeps)
+SCENE(a_pool_tells_how_much_of_it_sleeps)
 {
-  begin();
   esper_pool *pool;
   void *p;
   CHECK_OK(esper_pool_create(w.core, 0, 5, 6, &pool));
@@ -103,5 +92,4 @@ TEST(a_pool_tells_how_much_of_it_sleeps)
   CHECK_EQ(esper_pool_asleep(w.core, 0, 5, 7), 0);
   CHECK_OK(esper_wake(w.core, -1, NULL, 0, NULL));
   CHECK_EQ(esper_pool_asleep(w.core, -1, 5, 6), 0);
-  end();
 }

@@ -5,19 +5,15 @@
 #include "core/order/capture.h"
 #include "core/order/record.h"
 #include "core/pools/pool.h"
-#include "world.h"
+#include "one_world.h"
 
-static world w;
-static esper_stream r, s;
 static device_t *device;
 
 /* A core with memory of each kind: live, cached, pending, in a private pool and in a graph. */
 static void begin(void)
 {
   sim_options options = {.devices = 2, .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
   device = &w.core->devices[0];
   esper_pool *pool;
   void *p;
@@ -32,12 +28,6 @@ static void begin(void)
   CHECK(esper_core_is_valid(w.core));
 }
 
-static void end(void)
-{
-  CHECK(esper_core_is_valid(w.core));
-  world_end(&w);
-}
-
 /* The check fails while the integer differs by one. */
 #define CHECK_NOTICED(integer)           \
   do {                                   \
@@ -47,19 +37,16 @@ static void end(void)
     CHECK(esper_core_is_valid(w.core));  \
   } while (0)
 
-TEST(a_pools_figures_that_are_not_those_of_its_segments_are_noticed)
+SCENE(a_pools_figures_that_are_not_those_of_its_segments_are_noticed)
 {
-  begin();
   for (pool_t *pool = device->pools; pool; pool = pool->next) {
     CHECK_NOTICED(pool->reserved_bytes[ESPER_ALL].current);
     CHECK_NOTICED(pool->reserved_bytes[ESPER_LARGE].current);
   }
-  end();
 }
 
-TEST(a_broken_segment_is_noticed)
+SCENE(a_broken_segment_is_noticed)
 {
-  begin();
   for (segment_t *segment = device->first_segment; segment; segment = segment->next) {
     CHECK_NOTICED(segment->bytes);
     for (block_t *block = segment->first; block; block = block->next) {
@@ -71,12 +58,10 @@ TEST(a_broken_segment_is_noticed)
       }
     }
   }
-  end();
 }
 
-TEST(a_broken_pool_or_heap_is_noticed)
+SCENE(a_broken_pool_or_heap_is_noticed)
 {
-  begin();
   for (pool_t *pool = device->pools; pool; pool = pool->next) {
     int references = pool->references;
     pool->references = -1;
@@ -88,12 +73,10 @@ TEST(a_broken_pool_or_heap_is_noticed)
         CHECK_NOTICED(heap->pending[large].count);
       }
   }
-  end();
 }
 
-TEST(a_broken_block_cache_is_noticed_before_it_is_closed)
+SCENE(a_broken_block_cache_is_noticed_before_it_is_closed)
 {
-  begin();
   world_free(&w, world_malloc(&w, 512, r)); /* cached */
   stream_t *stream = stream_immortal(w.core, device, r.handle);
   block_cache_t *cache = &atomic_load(&stream->heap)->cache;
@@ -101,12 +84,10 @@ TEST(a_broken_block_cache_is_noticed_before_it_is_closed)
   cache->units[__builtin_ctz(cache->filled)]++;
   CHECK(!esper_core_is_valid(w.core));
   CHECK(!cache->filled); /* the check closed it, so the mistake is gone */
-  end();
 }
 
-TEST(credit_beyond_the_peaks_is_noticed)
+SCENE(credit_beyond_the_peaks_is_noticed)
 {
-  begin();
   void *p = world_malloc(&w, 512, r);
   stream_t *stream = stream_immortal(w.core, device, r.handle);
   stat_shard_t *shard = &atomic_load(&stream->heap)->cache.shard;
@@ -115,12 +96,10 @@ TEST(credit_beyond_the_peaks_is_noticed)
   CHECK(!esper_core_is_valid(w.core)); /* found before the shards are read */
   shard->granted[ESPER_ALL] = granted;
   world_free(&w, p);
-  end();
 }
 
-TEST(a_broken_stream_is_noticed)
+SCENE(a_broken_stream_is_noticed)
 {
-  begin();
   stream_t *stream = stream_immortal(w.core, device, s.handle);
   CHECK(stream->oldest);
   CHECK_NOTICED(stream->outstanding);
@@ -128,41 +107,33 @@ TEST(a_broken_stream_is_noticed)
   stream->event_count = STREAM_EVENTS + 1;
   CHECK(!esper_core_is_valid(w.core));
   stream->event_count = events;
-  end();
 }
 
-TEST(a_lost_piece_of_metadata_is_noticed)
+SCENE(a_lost_piece_of_metadata_is_noticed)
 {
-  begin();
   CHECK_NOTICED(device->blocks.live);
   CHECK_NOTICED(device->segments.live);
   CHECK_NOTICED(device->uses.live);
   CHECK_NOTICED(device->records.live);
-  end();
 }
 
-TEST(what_the_device_keeps_beside_its_memory_is_looked_at)
+SCENE(what_the_device_keeps_beside_its_memory_is_looked_at)
 {
-  begin();
   CHECK_NOTICED(device->slack_refused_at); /* after more moves than there were */
-  end();
 }
 
 /* Every device counts. */
-TEST(the_second_device_is_looked_at)
+SCENE(the_second_device_is_looked_at)
 {
-  begin();
   world_malloc(&w, 512, world_stream(&w, 1));
   CHECK_NOTICED(w.core->devices[1].stats.reserved_bytes[ESPER_ALL].current);
-  end();
 }
 
 /* Blocks of no segment, so that nothing else looks at them. */
-TEST(a_block_in_the_wrong_place_of_the_map_is_noticed)
+SCENE(a_block_in_the_wrong_place_of_the_map_is_noticed)
 {
   enum { MADE = 8 };
   static block_t made[MADE];
-  begin();
   for (uintptr_t i = 0; i < MADE; i++) {
     made[i] = (block_t){.address = 0x10000000 + i * 4096};
     map_insert(w.core->map, &made[i]);
@@ -175,12 +146,10 @@ TEST(a_block_in_the_wrong_place_of_the_map_is_noticed)
     made[i].address -= 512;
     map_remove(w.core->map, &made[i]);
   }
-  end();
 }
 
-TEST(a_broken_capture_is_noticed)
+SCENE(a_broken_capture_is_noticed)
 {
-  begin();
   sim_capture_begin(w.s, 0, r.handle);
   world_malloc(&w, 512, r);
   branch_t *branch = NULL;
@@ -189,5 +158,4 @@ TEST(a_broken_capture_is_noticed)
   CHECK(branch);
   CHECK_NOTICED(branch->index); /* there is one branch */
   sim_capture_abort(w.s, 0, r.handle);
-  end();
 }

@@ -84,9 +84,8 @@ static void begin_read(void)
   read_by(X, SIDE, 2);
 }
 
-TEST(a_free_without_order_is_found_when_memory_is_touched_that_may_be_the_same)
+SCENE_WITH(a_free_without_order_is_found_when_memory_is_touched_that_may_be_the_same, begin_read())
 {
-  begin_read();
   audit_freed(a, X, 3);
   write_by(X + SIZE, MAIN, 4); /* other memory, of unknown age */
   CHECK_EQ(audit_finding_count(a), 0);
@@ -104,7 +103,6 @@ TEST(a_free_without_order_is_found_when_memory_is_touched_that_may_be_the_same)
   CHECK(f->earlier.stream.handle == SIDE && !f->earlier.writes);
   CHECK_EQ(f->freed, 3);
   CHECK(f->has_later && f->later.place.site == 6);
-  end();
 }
 
 /* A loop ends before its last free is ordered, as all others were. */
@@ -128,49 +126,8 @@ TEST(the_last_free_of_a_loop_is_like_those_before)
   }
 }
 
-TEST(a_wait_of_the_host_orders_what_follows)
+SCENE_WITH(a_mark_before_the_last_access_is_named, begin_read())
 {
-  for (int how = 0; how < 3; how++) {
-    begin_read();
-    audit_record(a, 5, on(SIDE));
-    if (how == 0)
-      audit_event_synchronized(a, 5);
-    else if (how == 1)
-      audit_stream_synchronized(a, on(SIDE));
-    else
-      audit_device_synchronized(a, 0);
-    audit_freed(a, X, 3);
-    allocate(Y, MAIN, 4);
-    write_by(Y, MAIN, 5);
-    check_silent();
-    end();
-  }
-}
-
-TEST(synchronising_another_device_orders_nothing)
-{
-  begin_read();
-  audit_device_synchronized(a, 1);
-  audit_freed(a, X, 3);
-  audit_judge_rest(a);
-  only(AUDIT_FREED_IN_USE);
-  end();
-}
-
-TEST(a_mark_protects_what_came_before_it)
-{
-  for (int until_free = 0; until_free < 2; until_free++) {
-    begin_read();
-    audit_marked(a, X, on(SIDE), until_free, 3);
-    audit_freed(a, X, 4);
-    check_silent();
-    end();
-  }
-}
-
-TEST(a_mark_before_the_last_access_is_named)
-{
-  begin_read();
   audit_marked(a, X, on(SIDE), 0, 3);
   read_by(X, SIDE, 4);
   audit_freed(a, X, 5);
@@ -178,61 +135,26 @@ TEST(a_mark_before_the_last_access_is_named)
   const audit_finding *f = only(AUDIT_MARKED_EARLY);
   CHECK_EQ(f->marked, 3);
   CHECK_EQ(f->earlier.place.site, 4);
-  end();
 }
 
-TEST(a_mark_until_the_free_protects_later_accesses)
+SCENE_WITH(memory_that_is_held_for_all_streams_is_safe, begin_read())
 {
-  begin_read();
-  audit_marked(a, X, on(SIDE), 1, 3);
-  read_by(X, SIDE, 4);
-  audit_freed(a, X, 5);
-  check_silent();
-  end();
-}
-
-TEST(an_event_as_a_mark_protects_what_came_before_the_event)
-{
-  begin_read();
-  audit_record(a, 5, on(SIDE));
-  audit_marked_by_event(a, X, 5, 3);
-  audit_freed(a, X, 4);
-  check_silent();
-  end();
-
-  begin_read();
-  audit_record(a, 5, on(SIDE));
-  read_by(X, SIDE, 3);
-  audit_marked_by_event(a, X, 5, 4);
-  audit_freed(a, X, 5);
-  audit_judge_rest(a);
-  CHECK_EQ(only(AUDIT_MARKED_EARLY)->earlier.place.site, 3);
-  end();
-}
-
-TEST(memory_that_is_held_for_all_streams_is_safe)
-{
-  begin_read();
   audit_held(a, X);
   audit_freed(a, X, 3);
   check_silent();
-  end();
 }
 
-TEST(each_of_two_streams_is_named)
+SCENE_WITH(each_of_two_streams_is_named, begin_read())
 {
-  begin_read();
   wait_for(THIRD, MAIN);
   read_by(X, THIRD, 3);
   audit_freed(a, X, 4);
   audit_judge_rest(a);
   CHECK_EQ(audit_finding_count(a), 2);
-  end();
 }
 
-TEST(equal_findings_count)
+SCENE(equal_findings_count)
 {
-  begin();
   for (int i = 0; i < 100; i++) {
     allocate(X, MAIN, 1);
     wait_for(SIDE, MAIN);
@@ -242,12 +164,10 @@ TEST(equal_findings_count)
       audit_judge_rest(a);
   }
   CHECK_EQ(only(AUDIT_FREED_IN_USE)->count, 100);
-  end();
 }
 
-TEST(memory_from_before_the_audit_has_no_stream)
+SCENE(memory_from_before_the_audit_has_no_stream)
 {
-  begin();
   audit_allocated(a, X, SIZE, NULL, 0);
   read_by(X, MAIN, 1);
   read_by(X, SIDE, 2);
@@ -255,14 +175,12 @@ TEST(memory_from_before_the_audit_has_no_stream)
   audit_freed(a, X, 4);
   audit_freed(a, Y, 5);
   check_silent();
-  end();
 }
 
 /* ---- order of accesses ------------------------------------------------------- */
 
-TEST(a_read_before_the_producer_is_found)
+SCENE(a_read_before_the_producer_is_found)
 {
-  begin();
   allocate(X, MAIN, 1);
   write_by(X, MAIN, 2);
   read_by(X, SIDE, 3);
@@ -273,15 +191,6 @@ TEST(a_read_before_the_producer_is_found)
   CHECK(f->later.stream.handle == SIDE);
   read_by(X, SIDE, 4); /* what is found once is not found again */
   CHECK_EQ(audit_finding_count(a), 1);
-  end();
-}
-
-TEST(reads_need_no_order)
-{
-  begin_read();
-  read_by(X, MAIN, 3);
-  CHECK_EQ(audit_finding_count(a), 0);
-  end();
 }
 
 /* ---- causes ------------------------------------------------------------------- */
@@ -304,9 +213,8 @@ static void begin_two_reads(void)
   read_by(X, SIDE, 4);
 }
 
-TEST(what_a_missing_wait_would_have_ordered_has_that_cause)
+SCENE_WITH(what_a_missing_wait_would_have_ordered_has_that_cause, begin_two_reads())
 {
-  begin_two_reads();
   read_by(Y, SIDE, 5);
   wait_for(THIRD, SIDE); /* so THIRD would come after MAIN */
   read_by(X, THIRD, 6);
@@ -314,7 +222,6 @@ TEST(what_a_missing_wait_would_have_ordered_has_that_cause)
   check_cause(0, 0, 1);
   check_cause(1, 0, 0);
   check_cause(2, 0, 0);
-  end();
 }
 
 /* ---- graphs -------------------------------------------------------------------- */
@@ -349,20 +256,8 @@ static void read_view(uint32_t site, uint64_t born, uint64_t like)
   audit_accessed(a, &access);
 }
 
-TEST(what_is_captured_happens_at_the_replay)
+SCENE_WITH(a_replay_reads_its_inputs_and_writes_its_outputs, capture())
 {
-  capture();
-  CHECK_EQ(audit_finding_count(a), 0);
-  replay(THIRD, 5);
-  const audit_finding *f = only(AUDIT_READ_EARLY);
-  CHECK_EQ(f->address, X);
-  CHECK_EQ(f->later.place.site, 5);
-  end();
-}
-
-TEST(a_replay_reads_its_inputs_and_writes_its_outputs)
-{
-  capture();
   replay(MAIN, 5);
   CHECK_EQ(audit_finding_count(a), 0);
   read_by(Y, SIDE, 6);
@@ -375,12 +270,10 @@ TEST(a_replay_reads_its_inputs_and_writes_its_outputs)
   CHECK_EQ(audit_finding_count(a), 2);
   CHECK_EQ(audit_finding_at(a, 1)->kind, AUDIT_WRITE_EARLY);
   CHECK_EQ(audit_finding_at(a, 1)->earlier.place.site, 7);
-  end();
 }
 
-TEST(a_view_of_an_output_lasts_until_one_like_it_is_handed_out_for_a_later_replay)
+SCENE_WITH(a_view_of_an_output_lasts_until_one_like_it_is_handed_out_for_a_later_replay, capture())
 {
-  capture();
   CHECK_EQ(audit_generation(a, Y), 0);
   audit_handed_out(a, Y, WHOLE); /* before the first replay: it shows the newest */
   replay(MAIN, 5);
@@ -396,13 +289,11 @@ TEST(a_view_of_an_output_lasts_until_one_like_it_is_handed_out_for_a_later_repla
   const audit_finding *f = only(AUDIT_STALE_OUTPUT);
   CHECK_EQ(f->earlier.place.site, 7);
   CHECK_EQ(f->later.place.site, 9);
-  end();
 }
 
 /* A module makes its outputs once, and hands the same ones out after each replay. */
-TEST(a_view_that_is_made_once_shows_the_newest_output)
+SCENE_WITH(a_view_that_is_made_once_shows_the_newest_output, capture())
 {
-  capture();
   replay(MAIN, 5);
   audit_handed_out(a, Y, WHOLE);
   for (int i = 0; i < 3; i++) {
@@ -411,12 +302,10 @@ TEST(a_view_that_is_made_once_shows_the_newest_output)
     audit_handed_out(a, Y, HALF); /* another one */
   }
   check_silent();
-  end();
 }
 
-TEST(a_view_of_another_graphs_output_at_the_same_address_is_not_stale)
+SCENE_WITH(a_view_of_another_graphs_output_at_the_same_address_is_not_stale, capture())
 {
-  capture();
   for (int i = 0; i < 3; i++)
     replay(MAIN, 5);
   audit_handed_out(a, Y, WHOLE);
@@ -430,12 +319,10 @@ TEST(a_view_of_another_graphs_output_at_the_same_address_is_not_stale)
   replay(MAIN, 5);
   read_view(7, 1, WHOLE);
   check_silent();
-  end();
 }
 
-TEST(memory_freed_inside_a_capture_may_serve_its_other_branch)
+SCENE(memory_freed_inside_a_capture_may_serve_its_other_branch)
 {
-  begin();
   audit_capture_began(a, on(MAIN));
   allocate(X, MAIN, 1);
   wait_for(SIDE, MAIN);
@@ -445,24 +332,20 @@ TEST(memory_freed_inside_a_capture_may_serve_its_other_branch)
   write_by(Y, MAIN, 5);
   CHECK_EQ(only(AUDIT_FREED_IN_USE)->freed, 3);
   audit_capture_ended(a, on(MAIN), 0);
-  end();
 }
 
-TEST(what_others_find_counts_too)
+SCENE(what_others_find_counts_too)
 {
-  begin();
   const audit_finding late = {.kind = AUDIT_USED_AFTER_FREE, .count = 1, .address = X, .freed = 3};
   audit_report(a, &late);
   audit_report(a, &late);
   CHECK_EQ(only(AUDIT_USED_AFTER_FREE)->count, 2);
-  end();
 }
 
 /* ---- memory --------------------------------------------------------------------- */
 
-TEST(memory_is_bounded)
+SCENE(memory_is_bounded)
 {
-  begin();
   size_t early = 0;
   for (uint64_t i = 0; i < 1000000; i++) {
     const int stream = MAIN + (int)(i % 3) * 10;
@@ -479,12 +362,10 @@ TEST(memory_is_bounded)
       early = audit_memory(a);
   }
   CHECK(audit_memory(a) <= early);
-  end();
 }
 
-TEST(without_host_memory_it_says_so)
+SCENE(without_host_memory_it_says_so)
 {
-  begin();
   allocate(X, MAIN, 1);
   for (long calls = 0; calls < 40; calls++) {
     check_limit_malloc(calls);
@@ -505,7 +386,6 @@ TEST(without_host_memory_it_says_so)
     audit_destroy(a);
     begin();
   }
-  end();
 }
 
 /* ---- frees at one line ----------------------------------------------------- */
@@ -520,9 +400,8 @@ static void read_and_free(uintptr_t address)
 }
 
 /* Memory that was allocated between two frees may be that of the first. */
-TEST(a_later_free_at_the_line_does_not_hide_an_earlier_one)
+SCENE(a_later_free_at_the_line_does_not_hide_an_earlier_one)
 {
-  begin();
   read_and_free(X);
   allocate(Y, MAIN, 5);
   read_and_free(X + SIZE);
@@ -532,13 +411,11 @@ TEST(a_later_free_at_the_line_does_not_hide_an_earlier_one)
   wait_for(MAIN, SIDE);
   audit_judge_rest(a);
   CHECK_EQ(only(AUDIT_FREED_IN_USE)->count, 1);
-  end();
 }
 
 /* MAIN waits for what was used first, which is freed last. */
-TEST(the_latest_use_counts_whichever_was_freed_last)
+SCENE(the_latest_use_counts_whichever_was_freed_last)
 {
-  begin();
   allocate(X, MAIN, 1);
   allocate(X + SIZE, MAIN, 1);
   wait_for(SIDE, MAIN);
@@ -550,24 +427,10 @@ TEST(the_latest_use_counts_whichever_was_freed_last)
   audit_wait(a, on(MAIN), 1000);
   audit_judge_rest(a);
   only(AUDIT_FREED_IN_USE);
-  end();
 }
 
-TEST(what_one_line_keeps_is_bounded)
+SCENE(the_last_free_is_the_one_that_is_asked_about)
 {
-  begin();
-  for (int i = 0; i < 1000; i++)
-    read_and_free(X);
-  const size_t before = audit_memory(a);
-  for (int i = 0; i < 1000; i++)
-    read_and_free(X);
-  CHECK_EQ(audit_memory(a), before);
-  end();
-}
-
-TEST(the_last_free_is_the_one_that_is_asked_about)
-{
-  begin();
   CHECK(!audit_last_free(a));
   allocate(X, MAIN, 1);
   wait_for(SIDE, MAIN);
@@ -580,5 +443,4 @@ TEST(the_last_free_is_the_one_that_is_asked_about)
   CHECK(!audit_last_free(a));
   audit_freed(a, Y, 6);
   CHECK(!audit_last_free(a));
-  end();
 }

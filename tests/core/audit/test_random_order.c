@@ -4,12 +4,11 @@
  * (100,000), ESPER_AUDIT_SEED the first one's seed. */
 #include "audit/audit.h"
 
-#include "check.h"
 #include "draw.h"
 #include "device/sim/accesses.h"
 #include "device/sim/base.h"
-#include "device/sim/sim.h"
 #include "device/sim/stream.h"
+#include "world.h"
 
 enum { DEVICES = 2, STREAMS = 4, EVENTS = 5, BLOCKS = 40, STEPS = 70, UNITS = 2, UNIT = 512 };
 enum { GRAPHS = 3, CAPTURED = 4 };
@@ -479,9 +478,7 @@ static uint64_t number_in(const char *variable, uint64_t otherwise)
 
 TEST(the_engine_says_what_the_oracle_says)
 {
-  const sim_options options = {.devices = DEVICES,
-                               .oracle = SIM_ORACLE_KNOWN,
-                               .completion = SIM_WHEN_TOLD};
+  const sim_options options = {WHEN_TOLD, .devices = DEVICES};
   const uint64_t seed = number_in("ESPER_AUDIT_SEED", 1);
   const uint64_t programs = number_in("ESPER_AUDIT_PROGRAMS", 100000);
   s = sim_create(&options);

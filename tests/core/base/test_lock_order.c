@@ -135,8 +135,7 @@ TEST(a_malloc_that_finds_a_use_over_takes_the_devices_lock_twice_at_most)
   world_begin(&w);
   p = world_malloc(&w, 64 * MIB, w.stream[0]);
   world_kernel(&w, w.stream[0], p);
-  world_read_on(&w, w.stream[1], p, w.stream[0]);
-  world_use(&w, p, w.stream[1], 0);
+  world_read_marked(&w, w.stream[1], p, w.stream[0]);
   world_free(&w, p);
   sim_run_all(w.s);
   CHECK(taken(LOCK_DEVICE, &w, 64 * MIB, &q) <= 2);

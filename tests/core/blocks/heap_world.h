@@ -5,36 +5,21 @@
 #include "core/blocks/cache_latch.h"
 #include "core/order/stream.h"
 #include "core/pools/pool.h"
-#include "world.h"
-
-__attribute__((unused)) static world w;
-__attribute__((unused)) static esper_stream r, s;
-
-static inline void begin_with(sim_options options)
-{
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
-}
+#include "one_world.h"
 
 static inline void begin(void)
 {
-  begin_with((sim_options){.completion = SIM_AT_ONCE});
+  begin_on((sim_options){.completion = SIM_AT_ONCE}, NULL);
 }
 
 /* The same with mapped segments, on a device of 256 MiB. */
 static inline void begin_on_pages(void)
 {
-  begin_with((sim_options){.completion = SIM_AT_ONCE,
-                           .oracle = SIM_ORACLE_KNOWN,
-                           .virtual_memory = 1,
-                           .capacity = 256 * MIB});
-}
-
-static inline void end(void)
-{
-  world_check(&w);
-  world_end(&w);
+  begin_on((sim_options){.completion = SIM_AT_ONCE,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .virtual_memory = 1,
+                         .capacity = 256 * MIB},
+           NULL);
 }
 
 static inline stream_t *stream_of(esper_stream stream)

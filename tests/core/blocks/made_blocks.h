@@ -17,15 +17,15 @@ __attribute__((unused)) static segment_t segment;
 __attribute__((unused)) static block_t *block[MOST_BLOCKS]; /* by address */
 
 /* `kib`: the sizes, up to a 0. */
-static inline void begin_made(bool large, const size_t *kib)
+static inline void begin_made(const size_t *kib)
 {
   presented_t presented;
-  begin_with((sim_options){.completion = SIM_WHEN_TOLD});
+  begin_on((sim_options){.completion = SIM_WHEN_TOLD}, NULL);
   CHECK_OK(core_device(w.core, 0, &device));
   for (int i = 0; i < WORLD_STREAMS; i++)
     CHECK_OK(stream_present(w.core, w.stream[i], &presented));
   heap = heap_of(r);
-  segment = (segment_t){.address = 0x10000000, .heap = heap, .device = device, .large = large};
+  segment = (segment_t){.address = 0x10000000, .heap = heap, .device = device};
   for (int i = 0; kib[i]; i++)
     segment.size += kib[i] * KIB;
   segment.bytes = segment.size;
@@ -35,8 +35,7 @@ static inline void begin_made(bool large, const size_t *kib)
     CHECK((block[i + 1] = block_split(device, block[i], kib[i] * KIB)));
 }
 
-#define BEGIN_MADE(...) begin_made(false, (const size_t[]){__VA_ARGS__, 0})
-#define BEGIN_MADE_LARGE(...) begin_made(true, (const size_t[]){__VA_ARGS__, 0})
+#define BEGIN_MADE(...) begin_made((const size_t[]){__VA_ARGS__, 0})
 
 static inline void end_made(void)
 {

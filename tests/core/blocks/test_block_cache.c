@@ -4,9 +4,8 @@
 #include "core/blocks/map.h"
 #include "heap_world.h"
 
-TEST(what_was_freed_is_handed_out_again_and_nobody_is_asked)
+SCENE(what_was_freed_is_handed_out_again_and_nobody_is_asked)
 {
-  begin();
   void *p = world_malloc(&w, 3 * MIB, r);
   world_free(&w, p);
   CHECK_EQ(kept(r), 1);
@@ -24,13 +23,11 @@ TEST(what_was_freed_is_handed_out_again_and_nobody_is_asked)
   CHECK_EQ(stats.allocation[ESPER_ALL].peak, 1);
   CHECK_EQ(stats.requested_bytes[ESPER_LARGE].allocated, 303 * MIB - 10000);
   CHECK_EQ(stats.active_bytes[ESPER_LARGE].peak, 3 * MIB);
-  end();
 }
 
 /* The map is read without a lock: the segment may go before the block is looked at. */
-TEST(freeing_twice_is_an_error_beside_a_release)
+SCENE(freeing_twice_is_an_error_beside_a_release)
 {
-  begin();
   void *p = world_malloc(&w, 30 * MIB, r);
   block_t *block = map_find(w.core->map, (uintptr_t)p); /* as far as the second free got */
   world_free(&w, p);
@@ -41,12 +38,10 @@ TEST(freeing_twice_is_an_error_beside_a_release)
   CHECK(!cache_claim_live(block, (uintptr_t)p)); /* as when it waited for the lock */
   unlock(&device->lock);
   CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
-  end();
 }
 
-TEST(a_broken_block_cache_is_noticed)
+SCENE(a_broken_block_cache_is_noticed)
 {
-  begin();
   void *p = world_malloc(&w, MIB, r);
   world_free(&w, p);
   heap_t *heap = heap_of(r);
@@ -64,15 +59,9 @@ TEST(a_broken_block_cache_is_noticed)
   CHECK(!cache_is_valid(heap));
   cache->filled = (uint16_t)(1u << slot);
   CHECK(cache_is_valid(heap));
-  end();
 }
 
 /* ---- what it keeps lies on pages ---------------------------------------------- */
-
-static int64_t reserved(void)
-{
-  return figures().reserved_bytes[ESPER_ALL].current / (int64_t)MIB;
-}
 
 static void *written(size_t size, esper_stream stream)
 {
@@ -82,14 +71,12 @@ static void *written(size_t size, esper_stream stream)
 }
 
 /* A hole is filled by what one of its neighbours misses, also if that is in the block cache. */
-TEST(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss)
+SCENE_WITH(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss, begin_on_pages())
 {
-  begin_on_pages();
   void *p = written(4 * MIB, r), *q = written(4 * MIB, r);
   world_free(&w, q);
   CHECK_EQ(kept(r), 1);
   CHECK(written(20 * MIB, r) == q);
-  CHECK_EQ(reserved(), 24);
+  CHECK_EQ(reserved_mib(), 24);
   world_free(&w, p);
-  end();
 }

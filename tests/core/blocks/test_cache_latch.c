@@ -8,22 +8,18 @@
 #include "core/blocks/block_cache.h"
 #include "core/pools/pool.h"
 #include "core/order/stream.h"
-#include "world.h"
+#include "one_world.h"
 #include "core/blocks/free_blocks.h"
 
 /* A classic segment is no larger: each stream has memory of its own. */
 enum { SIZE = 20 * MIB };
 
-static world w;
-static esper_stream r, s;
 static block_cache_t *cache; /* of r */
 
 static void begin(void)
 {
   sim_options options = {.completion = SIM_AT_ONCE};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
   void *p = world_malloc(&w, SIZE, r), *q[2];
   for (int i = 0; i < 2; i++)
     q[i] = world_malloc(&w, SIZE, s);
@@ -36,12 +32,6 @@ static void begin(void)
   CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
   world_free(&w, world_malloc(&w, SIZE, r)); /* opens it */
-}
-
-static void end(void)
-{
-  world_check(&w);
-  world_end(&w);
 }
 
 static esper_stat count_of_blocks(void)
@@ -88,9 +78,8 @@ static void resume(void)
   unlock(&w.core->devices[0].lock);
 }
 
-TEST(mallocs_that_wait_at_a_latch_are_served_when_it_opens)
+SCENE(mallocs_that_wait_at_a_latch_are_served_when_it_opens)
 {
-  begin();
   asker a, b;
   pause();
   CHECK_EQ(atomic_load(&cache->latch), LATCH_HELD);
@@ -105,7 +94,6 @@ TEST(mallocs_that_wait_at_a_latch_are_served_when_it_opens)
   CHECK_OK(esper_free(w.core, b.got));
   CHECK_EQ(count_of_blocks().allocated, 3);
   CHECK_EQ(count_of_blocks().current, 0);
-  end();
 }
 
 /* A heap goes when its memory gets another home; a free that was on its way to it comes to
@@ -117,10 +105,9 @@ static void *try_latch(void *over)
   return NULL;
 }
 
-TEST(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
+SCENE(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
 {
   enum { TIMES = 2000 };
-  begin();
   pthread_t thread;
   atomic_bool over = false;
   device_t *device = &w.core->devices[0];
@@ -141,5 +128,4 @@ TEST(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
   }
   atomic_store(&over, true);
   pthread_join(thread, NULL);
-  end();
 }

@@ -22,9 +22,9 @@ static void *around(const void *at)
   return (void *)block->address;
 }
 
-TEST(the_lock_is_that_of_the_blocks_device)
+SCENE_WITH(the_lock_is_that_of_the_blocks_device,
+           begin_on((sim_options){.devices = 2, .completion = SIM_AT_ONCE}, NULL))
 {
-  begin_with((sim_options){.devices = 2, .completion = SIM_AT_ONCE});
   void *near = world_malloc(&w, 512, r), *far = world_malloc(&w, 512, world_stream(&w, 1));
   CHECK(around(near) == near);
   CHECK(around(far) == far);
@@ -32,5 +32,4 @@ TEST(the_lock_is_that_of_the_blocks_device)
   CHECK(block && block->segment->device->index == 1);
   CHECK(is_locked(1) && !is_locked(0));
   unlock(&w.core->devices[1].lock);
-  end();
 }

@@ -33,9 +33,8 @@ TEST(the_best_of_the_ready_blocks_is_the_smallest_that_is_large_enough)
 
 /* ---- the heap's cache ---------------------------------------------------------- */
 
-TEST(many_blocks_of_a_size_are_kept_and_then_none)
+SCENE(many_blocks_of_a_size_are_kept_and_then_none)
 {
-  begin();
   enum { MANY = 200 };
   void *p[MANY];
   for (int i = 0; i < MANY; i++)
@@ -45,12 +44,10 @@ TEST(many_blocks_of_a_size_are_kept_and_then_none)
     CHECK(kept(r) >= 1 && kept(r) <= CACHE_DEPTH);
     CHECK(esper_core_is_valid(w.core));
   }
-  end();
 }
 
-TEST(a_marked_block_a_lent_one_and_a_captured_one_are_not_kept)
+SCENE(a_marked_block_a_lent_one_and_a_captured_one_are_not_kept)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 12 * MIB, r);
   world_use(&w, p, s, 0);
   world_free(&w, p);
@@ -65,12 +62,10 @@ TEST(a_marked_block_a_lent_one_and_a_captured_one_are_not_kept)
   world_free(&w, a);
   CHECK(kept(r) <= 0);
   world_free(&w, b);
-  end();
 }
 
-TEST(who_listens_misses_no_action)
+SCENE(who_listens_misses_no_action)
 {
-  begin();
   void *p = world_malloc(&w, MIB, r);
   world_free(&w, p);
   static told_t told;
@@ -86,5 +81,4 @@ TEST(who_listens_misses_no_action)
   world_free(&w, p);
   CHECK_EQ(told.count, 9);
   CHECK_EQ(kept(r), 1);
-  end();
 }

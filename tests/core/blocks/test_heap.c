@@ -53,9 +53,8 @@ static int64_t credit_in_pools(void)
   return bytes;
 }
 
-TEST(credit_reaches_up_to_the_peak)
+SCENE(credit_reaches_up_to_the_peak)
 {
-  begin();
   void *p = world_malloc(&w, 256 * KIB, r), *q = world_malloc(&w, 64 * KIB, r);
   world_free(&w, q);
   block_t like = {.size = 64 * KIB, .requested = 60 * KIB};
@@ -81,12 +80,10 @@ TEST(credit_reaches_up_to_the_peak)
   caches_resume(first_device());
   unlock(&first_device()->lock);
   world_free(&w, p);
-  end();
 }
 
-TEST(credit_beyond_a_peak_is_noticed)
+SCENE(credit_beyond_a_peak_is_noticed)
 {
-  begin();
   world_free(&w, world_malloc(&w, MIB, r));
   stat_shard_t *shard = &heap_of(r)->cache.shard;
   credit_pool_t *pool = &first_device()->credit.pools[0];
@@ -101,7 +98,6 @@ TEST(credit_beyond_a_peak_is_noticed)
   shard->credit[ESPER_SMALL].count = -1;
   CHECK(!shards_are_valid(first_device()));
   shard->credit[ESPER_SMALL].count = count;
-  end();
 }
 
 static int64_t sum_of_peaks(void)
@@ -116,10 +112,9 @@ static int64_t sum_of_peaks(void)
 }
 
 /* Credit for blocks, for their bytes and for what was asked for do not end together. */
-TEST(a_single_stream_stops_for_credit_only_where_a_peak_rises)
+SCENE(a_single_stream_stops_for_credit_only_where_a_peak_rises)
 {
   enum { LIVE = 64, CHANGES = 20000 };
-  begin();
   void *p[LIVE] = {0};
   uint64_t state = 1;
   const esper_stat *known = &w.core->devices[0].stats.allocation[ESPER_ALL];
@@ -137,5 +132,4 @@ TEST(a_single_stream_stops_for_credit_only_where_a_peak_rises)
   }
   for (int k = 0; k < LIVE; k++)
     world_free(&w, p[k]);
-  end();
 }

@@ -6,12 +6,7 @@
 
 static void begin(void)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .devices = 2,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = 64 * MIB};
-  world_begin_with(&w, &options, NULL);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD, .devices = 2, .capacity = 64 * MIB}, NULL);
 }
 
 static told_t told;
@@ -29,13 +24,11 @@ static void check_entry(size_t i, esper_action action, const void *address, size
   CHECK(i == 0 || told.entries[i].time_us >= told.entries[i - 1].time_us);
 }
 
-TEST(everything_that_happens_is_told_in_order)
+SCENE(everything_that_happens_is_told_in_order)
 {
-  begin();
   world_listen(&w, &told);
   void *p = world_malloc(&w, 11 * MIB - 5, r), *q;
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   sim_run_all(w.s);
   esper_retire(w.core, 0);
@@ -47,12 +40,10 @@ TEST(everything_that_happens_is_told_in_order)
   check_entry(3, ESPER_TRACE_FREE_COMPLETED, p, 11 * MIB - 5, r);
   check_entry(4, ESPER_TRACE_SEGMENT_FREE, p, 12 * MIB, r);
   check_entry(5, ESPER_TRACE_OOM, (void *)(64 * MIB), 100 * MIB, r);
-  end();
 }
 
-TEST(entries_name_their_pool)
+SCENE(entries_name_their_pool)
 {
-  begin();
   world_listen(&w, &told);
   esper_pool *pool;
   void *p;
@@ -70,5 +61,4 @@ TEST(entries_name_their_pool)
     CHECK_EQ(told.entries[i].pool[1], of_pool ? 9 : 0);
   }
   CHECK_EQ(told.entries[6].action, ESPER_TRACE_SEGMENT_FREE);
-  end();
 }

@@ -2,15 +2,9 @@
 #include "core/base/types.h"
 #include "one_world.h"
 
-static void begin_with(sim_options options)
-{
-  world_begin_with(&w, &options, NULL);
-  name_streams();
-}
-
 static void begin(void)
 {
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD});
+  begin_on((sim_options){WHEN_TOLD, .devices = 2}, NULL);
 }
 static uint64_t uses(void)
 {
@@ -26,9 +20,8 @@ static void *block(esper_stream stream)
 
 /* The events of many long-lived blocks go back as they complete, though nobody
  * allocates. */
-TEST(marks_ask_now_and_then_what_has_completed)
+SCENE(marks_ask_now_and_then_what_has_completed)
 {
-  begin();
   enum { MANY = 4000 };
   void *p[MANY];
   for (int i = 0; i < MANY; i++)
@@ -39,12 +32,10 @@ TEST(marks_ask_now_and_then_what_has_completed)
   }
   CHECK(world_counters(&w, 0).events_created <= 128);
   CHECK(sim_calls(w.s, SIM_CALL_event_query) < MANY / 16);
-  end();
 }
 
-TEST(any_address_inside_will_do_and_foreign_ones_are_skipped)
+SCENE(any_address_inside_will_do_and_foreign_ones_are_skipped)
 {
-  begin();
   char *a = block(r), *b = block(r);
   const void *p[5] = {a + 12 * MIB - 1, &w, NULL, b, a + 513};
   size_t marked = 0;
@@ -56,16 +47,13 @@ TEST(any_address_inside_will_do_and_foreign_ones_are_skipped)
   CHECK_EQ(marked, 0);
   CHECK_OK(esper_record_use(w.core, NULL, 0, s, 0, &marked));
   CHECK_EQ(marked, 0);
-  end();
 }
 
-TEST(another_device_can_read)
+SCENE(another_device_can_read)
 {
-  begin();
   esper_stream far = world_stream(&w, 1);
   void *p = block(r);
-  world_read_on(&w, far, p, r);
-  world_use(&w, p, far, 0);
+  world_read_marked(&w, far, p, r);
   world_free(&w, p);
   CHECK_EQ(world_counters(&w, 1).events_created, 1); /* its device's event */
   CHECK_EQ(world_counters(&w, 0).events_created, 0);
@@ -73,17 +61,14 @@ TEST(another_device_can_read)
   CHECK(world_malloc(&w, 12 * MIB, r) != p);
   world_run(&w, far);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
 }
 
-TEST(marks_on_a_capturing_stream_are_counted)
+SCENE(marks_on_a_capturing_stream_are_counted)
 {
-  begin();
   void *p = block(r);
   sim_capture_begin(w.s, 0, s.handle);
   sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ);
   world_use(&w, p, s, 0);
   CHECK_EQ(world_counters(&w, 0).captured_uses, 1);
   sim_capture_abort(w.s, 0, s.handle);
-  end();
 }

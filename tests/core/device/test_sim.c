@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-#include "check.h"
+#include "world.h"
 #include "device/sim/state.h"
 
 static sim *s;
@@ -31,7 +31,7 @@ static void begin_with(sim_options options)
 
 static void begin(void)
 {
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
+  begin_with((sim_options){WHEN_TOLD});
 }
 
 static void end(void)
@@ -89,9 +89,8 @@ static void kernel(void *st, void *p)
 
 /* ---- streams, events, time ---------------------------------------------- */
 
-TEST(an_event_completes_when_its_stream_gets_there)
+SCENE(an_event_completes_when_its_stream_gets_there)
 {
-  begin();
   void *a = stream(), *e = event();
   CHECK_OK(d->event_query(d->self, 0, e)); /* fresh */
   sim_kernel(s, 0, a, NULL, 0, SIM_READ);
@@ -101,21 +100,10 @@ TEST(an_event_completes_when_its_stream_gets_there)
   CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
   CHECK_EQ(sim_run_stream(s, 0, a, 5), 1);
   CHECK_OK(d->event_query(d->self, 0, e));
-  end();
 }
 
-TEST(waiting_for_a_fresh_event_is_nothing)
+SCENE(a_destroyed_event_may_still_be_waited_for)
 {
-  begin();
-  void *a = stream(), *e = event();
-  CHECK_OK(d->stream_wait(d->self, 0, a, e));
-  CHECK_EQ(sim_pending(s, 0, a), 0);
-  end();
-}
-
-TEST(a_destroyed_event_may_still_be_waited_for)
-{
-  begin();
   void *a = stream(), *b = stream(), *e = event();
   CHECK_OK(d->event_record(d->self, 0, e, a));
   CHECK_OK(d->stream_wait(d->self, 0, b, e));
@@ -124,23 +112,6 @@ TEST(a_destroyed_event_may_still_be_waited_for)
   CHECK_EQ(sim_run_all(s), 2);
   CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_DEVICE_ERROR);
   check_complained("is no event");
-  end();
-}
-
-TEST(work_completes_at_once_unless_it_waits)
-{
-  begin_with((sim_options){0});
-  void *a = stream(), *b = stream(), *e = event();
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(d->event_query(d->self, 0, e));
-  sim_wait_flag(s, 0, a, 3);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(d->stream_wait(d->self, 0, b, e));
-  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_NOT_READY);
-  sim_raise_flag_now(s, 3);
-  CHECK_OK(d->event_query(d->self, 0, e));
-  CHECK_EQ(sim_pending_all(s), 0);
-  end();
 }
 
 TEST(the_seeded_scheduler_lets_time_pass_and_repeats)
@@ -161,9 +132,8 @@ TEST(the_seeded_scheduler_lets_time_pass_and_repeats)
   CHECK_EQ(left[0], left[1]);
 }
 
-TEST(sim_run_seeded_runs_an_order_given_by_its_seed)
+SCENE(sim_run_seeded_runs_an_order_given_by_its_seed)
 {
-  begin();
   void *a = stream(), *b = stream();
   for (int i = 0; i < 10; i++) {
     sim_kernel(s, 0, a, NULL, 0, SIM_READ);
@@ -172,7 +142,6 @@ TEST(sim_run_seeded_runs_an_order_given_by_its_seed)
   CHECK_EQ(sim_run_seeded(s, 5, 8), 8);
   CHECK_EQ(sim_pending_all(s), 12);
   CHECK_EQ(sim_run_seeded(s, 5, 100), 12);
-  end();
 }
 
 static esper_status wait_for_event(void *e)
@@ -201,9 +170,8 @@ TEST(a_host_wait_runs_other_streams_that_raise_a_flag)
   }
 }
 
-TEST(an_impossible_host_wait_is_reported)
+SCENE(an_impossible_host_wait_is_reported)
 {
-  begin();
   void *a = stream(), *b = stream(), *e = event();
   sim_wait_flag(s, 0, a, 0);
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -213,15 +181,14 @@ TEST(an_impossible_host_wait_is_reported)
   check_complained("can never run");
   CHECK(strstr(report, "waits for flag 0"));
   CHECK_STATUS(d->device_synchronize(d->self, 0), ESPER_DEVICE_ERROR);
-  end();
 }
 
 /* ---- waiting for a limited time ------------------------------------------- */
 
-TEST(a_limited_wait_with_seeds_gives_both_answers)
+SCENE_WITH(a_limited_wait_with_seeds_gives_both_answers,
+           begin_with((sim_options){.completion = SIM_SEEDED, .seed = 7}))
 {
   int answers[2] = {0};
-  begin_with((sim_options){.completion = SIM_SEEDED, .seed = 7});
   void *a = stream(), *e = event();
   for (int i = 0; i < 50; i++) {
     for (int k = 0; k < 20; k++)
@@ -236,12 +203,10 @@ TEST(a_limited_wait_with_seeds_gives_both_answers)
   }
   CHECK(answers[0] && answers[1]);
   check_silent();
-  end();
 }
 
-TEST(handles_come_back_and_ids_do_not)
+SCENE(handles_come_back_and_ids_do_not)
 {
-  begin();
   uint64_t id[2];
   void *a = stream();
   CHECK_OK(d->stream_id(d->self, 0, a, &id[0]));
@@ -251,7 +216,6 @@ TEST(handles_come_back_and_ids_do_not)
   CHECK(stream() == a);
   CHECK_OK(d->stream_id(d->self, 0, a, &id[1]));
   CHECK(id[0] != id[1]);
-  end();
 }
 
 static void *thread_id(void *id)
@@ -260,9 +224,8 @@ static void *thread_id(void *id)
   return NULL;
 }
 
-TEST(special_handles_mean_what_they_mean_in_cuda)
+SCENE_WITH(special_handles_mean_what_they_mean_in_cuda, begin_with((sim_options){.devices = 2}))
 {
-  begin_with((sim_options){.devices = 2});
   uint64_t id[5];
   CHECK_OK(d->stream_id(d->self, 0, NULL, &id[0]));
   CHECK_OK(d->stream_id(d->self, 0, (void *)1, &id[1]));
@@ -280,12 +243,10 @@ TEST(special_handles_mean_what_they_mean_in_cuda)
   sim_thread_stream_destroy(s, 0);
   thread_id(&id[4]);
   CHECK(id[3] != id[4]);
-  end();
 }
 
-TEST(events_and_streams_belong_to_their_device)
+SCENE_WITH(events_and_streams_belong_to_their_device, begin_with((sim_options){.devices = 2}))
 {
-  begin_with((sim_options){.devices = 2});
   void *a = stream(), *b = sim_stream_create(s, 1), *e = event();
   CHECK_STATUS(d->event_record(d->self, 1, e, b), ESPER_DEVICE_ERROR);
   check_complained("is no event of device 1");
@@ -295,12 +256,11 @@ TEST(events_and_streams_belong_to_their_device)
   CHECK_OK(d->stream_wait(d->self, 1, b, e)); /* waits cross devices */
   CHECK_STATUS(d->event_create(d->self, 2, &e), ESPER_DEVICE_ERROR);
   check_complained("no device 2");
-  end();
 }
 
-TEST(one_event_can_stand_for_the_whole_device)
+SCENE_WITH(one_event_can_stand_for_the_whole_device,
+           begin_with((sim_options){WHEN_TOLD, .devices = 2}))
 {
-  begin_with((sim_options){.devices = 2, .completion = SIM_WHEN_TOLD, .oracle = SIM_ORACLE_KNOWN});
   void *a = stream(), *b = stream(), *c = sim_stream_create(s, 1);
   void *e = event();
   sim_kernel(s, 0, a, NULL, 0, SIM_READ);
@@ -321,14 +281,12 @@ TEST(one_event_can_stand_for_the_whole_device)
   CHECK_STATUS(d->event_record_all(d->self, 0, e), ESPER_CAPTURING);
   CHECK(!sim_capture_is_valid(s, 0, a));
   sim_capture_abort(s, 0, a);
-  end();
 }
 
 /* ---- memory ------------------------------------------------------------- */
 
-TEST(capacity_is_kept)
+SCENE_WITH(capacity_is_kept, begin_with((sim_options){.capacity = 1 << 20}))
 {
-  begin_with((sim_options){.capacity = 1 << 20});
   size_t free, total;
   uintptr_t a, b;
   CHECK_OK(d->memory_alloc(d->self, 0, 1 << 19, &a));
@@ -343,43 +301,6 @@ TEST(capacity_is_kept)
   CHECK_STATUS(d->memory_free(d->self, 0, a), ESPER_DEVICE_ERROR);
   check_complained("not the start of an allocation");
   CHECK_STATUS(d->memory_free(d->self, 0, b + 512), ESPER_DEVICE_ERROR);
-  end();
-}
-
-TEST(addresses_run_out)
-{
-  enum { PAGE = 2 << 20 };
-  for (int backed = 0; backed < 2; backed++) {
-    begin_with((sim_options){.backed = backed, .virtual_memory = 1, .capacity = SIZE_MAX});
-    const size_t half = (size_t)1 << 63, all = SIZE_MAX / PAGE * PAGE;
-    uintptr_t range, other, address;
-    CHECK_STATUS(d->range_reserve(d->self, 0, all, &other), ESPER_OUT_OF_MEMORY);
-    CHECK_STATUS(d->memory_alloc(d->self, 0, SIZE_MAX, &address), ESPER_OUT_OF_MEMORY);
-    if (!backed)
-      CHECK_OK(d->range_reserve(d->self, 0, half, &range));
-    CHECK_STATUS(d->range_reserve(d->self, 0, half, &other), ESPER_OUT_OF_MEMORY);
-    CHECK(strstr(d->last_error(d->self), "no addresses are left"));
-    CHECK_STATUS(d->memory_alloc(d->self, 0, half, &address), ESPER_OUT_OF_MEMORY);
-    CHECK(strstr(d->last_error(d->self), "no addresses are left"));
-    CHECK_OK(d->range_reserve(d->self, 0, PAGE, &other)); /* others are */
-    CHECK_OK(d->range_free(d->self, 0, other, PAGE));
-    if (!backed)
-      CHECK_OK(d->range_free(d->self, 0, range, half));
-    check_silent();
-    end();
-  }
-}
-
-TEST(addresses_come_back)
-{
-  begin_with((sim_options){0});
-  uintptr_t a, b;
-  CHECK_OK(d->memory_alloc(d->self, 0, 4 << 20, &a));
-  CHECK_OK(d->memory_free(d->self, 0, a));
-  CHECK_OK(d->memory_alloc(d->self, 0, 4 << 20, &b));
-  CHECK_EQ(a, b);
-  CHECK_EQ(b % 512, 0);
-  end();
 }
 
 static void check_pages(int backed)
@@ -443,22 +364,10 @@ TEST(pages_with_host_memory_are_real_aliases)
   check_pages(1);
 }
 
-TEST(a_device_without_virtual_memory_says_so)
-{
-  begin_with((sim_options){0});
-  size_t granularity;
-  uintptr_t range;
-  CHECK_OK(d->page_granularity(d->self, 0, &granularity));
-  CHECK_EQ(granularity, 0);
-  CHECK_STATUS(d->range_reserve(d->self, 0, 2 << 20, &range), ESPER_UNSUPPORTED);
-  end();
-}
-
 /* ---- captures ----------------------------------------------------------- */
 
-TEST(events_join_streams_to_a_capture)
+SCENE(events_join_streams_to_a_capture)
 {
-  begin();
   void *a = stream(), *b = stream(), *p = memory(4096), *q = memory(4096);
   void *e = sim_event_create(s, 0);
   uint64_t id = sim_capture_begin(s, 0, a), capture;
@@ -490,24 +399,20 @@ TEST(events_join_streams_to_a_capture)
   CHECK_EQ(capture, 0);
   sim_graph_destroy(s, graph);
   check_silent();
-  end();
 }
 
-TEST(an_unjoined_stream_spoils_the_capture)
+SCENE(an_unjoined_stream_spoils_the_capture)
 {
-  begin();
   void *a = stream(), *b = stream();
   sim_capture_begin(s, 0, a);
   sim_kernel(s, 0, a, NULL, 0, SIM_READ);
   sim_stream_wait_stream(s, 0, b, 0, a);
   sim_kernel(s, 0, b, NULL, 0, SIM_READ);
   CHECK(!sim_capture_end(s, 0, a));
-  end();
 }
 
-TEST(waits_across_the_border_of_a_capture_invalidate_it)
+SCENE(waits_across_the_border_of_a_capture_invalidate_it)
 {
-  begin();
   void *a = stream(), *b = stream(), *e = event(), *f = sim_event_create(s, 0);
   CHECK_OK(d->event_record(d->self, 0, e, b));
   /* An outside event inside. */
@@ -533,23 +438,19 @@ TEST(waits_across_the_border_of_a_capture_invalidate_it)
   CHECK_STATUS(sim_stream_wait(s, 0, b, f), ESPER_CAPTURING);
   CHECK(!sim_capture_is_valid(s, 0, a));
   CHECK(!sim_capture_is_valid(s, 0, b));
-  end();
 }
 
-TEST(recording_an_event_of_the_core_in_a_capture_is_reported)
+SCENE(recording_an_event_of_the_core_in_a_capture_is_reported)
 {
-  begin();
   void *a = stream(), *e = event();
   sim_capture_begin(s, 0, a);
   CHECK_STATUS(d->event_record(d->self, 0, e, a), ESPER_CAPTURING);
   check_complained("which is being captured");
   CHECK_OK(d->event_query(d->self, 0, e)); /* nothing happened */
-  end();
 }
 
-TEST(a_replay_may_not_touch_what_belongs_to_others)
+SCENE(a_replay_may_not_touch_what_belongs_to_others)
 {
-  begin();
   void *a = stream(), *b = stream(), *p = memory(4096);
   sim_capture_begin(s, 0, a);
   sim_owner_begin(s, p, 4096, 0, a);
@@ -565,7 +466,6 @@ TEST(a_replay_may_not_touch_what_belongs_to_others)
   sim_graph_launch(s, graph, 0, a);
   check_complained("which now belongs to");
   sim_graph_destroy(s, graph);
-  end();
 }
 
 /* ---- the oracle: what it must refuse ------------------------------------ */
@@ -594,32 +494,28 @@ static void check_accepted(void *p, void *st)
   check_silent();
 }
 
-TEST(unordered_reuse_is_caught_though_it_has_run)
+SCENE(unordered_reuse_is_caught_though_it_has_run)
 {
-  begin();
   void *a = stream(), *b = stream(), *p = used_memory(a);
   sim_run_all(s); /* nobody knows */
   check_refused(p, b);
-  end();
 }
 
-TEST(the_lax_oracle_believes_what_has_run)
+SCENE_WITH(the_lax_oracle_believes_what_has_run,
+           begin_with((sim_options){.oracle = SIM_ORACLE_EXECUTED, .completion = SIM_WHEN_TOLD}))
 {
-  begin_with((sim_options){.oracle = SIM_ORACLE_EXECUTED, .completion = SIM_WHEN_TOLD});
   void *a = stream(), *b = stream(), *p = used_memory(a);
   check_refused(p, b);
   sim_run_all(s);
   check_accepted(p, b);
-  end();
 }
 
 /* A page is open to its device, to the peers that it was mapped for, and to whom
  * it was opened since; classic memory to everybody. */
-TEST(a_page_is_open_to_whom_it_was_given)
+SCENE_WITH(a_page_is_open_to_whom_it_was_given,
+           begin_with((sim_options){WHEN_TOLD, .devices = 3, .virtual_memory = 1}))
 {
   enum { PAGE = 2 << 20 };
-  begin_with((sim_options){
-      .oracle = SIM_ORACLE_KNOWN, .devices = 3, .completion = SIM_WHEN_TOLD, .virtual_memory = 1});
   uintptr_t range;
   uint64_t page;
   int peer = 1;
@@ -648,12 +544,10 @@ TEST(a_page_is_open_to_whom_it_was_given)
   CHECK_OK(d->peer_check(d->self, 0, 2));
   sim_set_reach(s, 0);
   CHECK_STATUS(d->peer_check(d->self, 0, 2), ESPER_UNSUPPORTED);
-  end();
 }
 
-TEST(a_wait_enqueued_too_late_does_not_help_the_event)
+SCENE(a_wait_enqueued_too_late_does_not_help_the_event)
 {
-  begin();
   void *a = stream(), *b = stream(), *c = stream(), *e = event(), *f = event();
   void *p = used_memory(a);
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -661,32 +555,27 @@ TEST(a_wait_enqueued_too_late_does_not_help_the_event)
   CHECK_OK(d->stream_wait(d->self, 0, b, e)); /* after f */
   CHECK_OK(d->stream_wait(d->self, 0, c, f));
   check_refused(p, c);
-  end();
 }
 
-TEST(a_fresh_event_orders_nothing)
+SCENE(a_fresh_event_orders_nothing)
 {
-  begin();
   void *a = stream(), *b = stream(), *p = used_memory(a), *e = event();
   CHECK_OK(d->event_query(d->self, 0, e));
   CHECK_OK(d->event_synchronize(d->self, 0, e));
   CHECK_OK(d->stream_wait(d->self, 0, b, e));
   check_refused(p, b);
-  end();
 }
 
-TEST(another_device_synchronised_orders_nothing)
+SCENE_WITH(another_device_synchronised_orders_nothing,
+           begin_with((sim_options){WHEN_TOLD, .devices = 2}))
 {
-  begin_with((sim_options){.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
   void *a = stream(), *b = stream(), *p = used_memory(a);
   CHECK_OK(d->device_synchronize(d->self, 1));
   check_refused(p, b);
-  end();
 }
 
-TEST(eager_work_and_a_capture_are_unordered)
+SCENE(eager_work_and_a_capture_are_unordered)
 {
-  begin();
   void *a = stream(), *b = stream(), *p = used_memory(a);
   sim_capture_begin(s, 0, a);
   check_refused(p, a); /* even on the same stream */
@@ -700,12 +589,10 @@ TEST(eager_work_and_a_capture_are_unordered)
   sim_owner_end(s, q);
   check_refused(q, a);
   check_accepted(q, b);
-  end();
 }
 
-TEST(live_memory_is_not_handed_out)
+SCENE(live_memory_is_not_handed_out)
 {
-  begin();
   void *a = stream();
   char *p = memory(8192);
   sim_owner_begin(s, p, 4096, 0, a);
@@ -713,12 +600,10 @@ TEST(live_memory_is_not_handed_out)
   check_complained("handed out while it is live");
   sim_owner_begin(s, p + 4096, 4096, 0, a);
   check_silent();
-  end();
 }
 
-TEST(accesses_need_a_live_owner)
+SCENE(accesses_need_a_live_owner)
 {
-  begin();
   void *a = stream();
   char *p = memory(8192);
   kernel(a, p);
@@ -734,12 +619,10 @@ TEST(accesses_need_a_live_owner)
   check_complained("no live allocation begins");
   sim_kernel(s, 0, a, (char *)memory(512) + 512, 512, SIM_READ);
   check_complained("there is no memory at");
-  end();
 }
 
-TEST(memory_in_use_is_not_given_back)
+SCENE(memory_in_use_is_not_given_back)
 {
-  begin();
   void *a = stream(), *p = memory(4096);
   uintptr_t address = (uintptr_t)p;
   sim_owner_begin(s, p, 4096, 0, a);
@@ -755,14 +638,12 @@ TEST(memory_in_use_is_not_given_back)
   CHECK_OK(d->device_synchronize(d->self, 0));
   CHECK_OK(d->memory_free(d->self, 0, address));
   check_silent();
-  end();
 }
 
-TEST(pages_in_use_are_not_unmapped_and_aliases_are_one_memory)
+SCENE_WITH(pages_in_use_are_not_unmapped_and_aliases_are_one_memory,
+           begin_with((sim_options){WHEN_TOLD, .virtual_memory = 1}))
 {
   enum { PAGE = 2 << 20 };
-  begin_with(
-      (sim_options){.virtual_memory = 1, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD});
   void *a = stream(), *b = stream();
   uintptr_t range, alias;
   uint64_t page[2];
@@ -794,14 +675,12 @@ TEST(pages_in_use_are_not_unmapped_and_aliases_are_one_memory)
   check_silent();
   CHECK_STATUS(d->page_unmap(d->self, 0, alias, PAGE), ESPER_DEVICE_ERROR);
   check_complained("that is live");
-  end();
 }
 
 /* ---- the oracle: what it must accept ------------------------------------ */
 
-TEST(waits_are_transitive)
+SCENE(waits_are_transitive)
 {
-  begin();
   void *a = stream(), *b = stream(), *c = stream(), *e = event();
   void *p = used_memory(a);
   CHECK_OK(d->event_record(d->self, 0, e, a));
@@ -809,16 +688,13 @@ TEST(waits_are_transitive)
   CHECK_OK(d->event_record(d->self, 0, e, b));
   CHECK_OK(sim_stream_wait(s, 0, c, e));
   check_accepted(p, c);
-  end();
 }
 
 /* ---- the oracle: followers -------------------------------------------------- */
 
 /* By role: r receives memory that s still reads, and t may follow r. */
 static void *r_, *s_, *t_;
-static const sim_options FOLLOWERS = {.devices = 2,
-                                      .oracle = SIM_ORACLE_KNOWN,
-                                      .completion = SIM_WHEN_TOLD};
+static const sim_options FOLLOWERS = {WHEN_TOLD, .devices = 2};
 
 static void begin_followers(void)
 {
@@ -864,9 +740,8 @@ static const char *name(int device, void *st)
   return text;
 }
 
-TEST(a_follower_does_not_come_after_the_cores_wait)
+SCENE_WITH(a_follower_does_not_come_after_the_cores_wait, begin_followers())
 {
-  begin_followers();
   void *p = used_memory(s_);
   give(r_);
   wait_for(t_, r_);
@@ -881,12 +756,10 @@ TEST(a_follower_does_not_come_after_the_cores_wait)
   check_contains(words);
   wait_for(t_, r_); /* comes after the wait as well */
   check_accepted(p, r_);
-  end();
 }
 
-TEST(followers_of_followers_follow)
+SCENE_WITH(followers_of_followers_follow, begin_followers())
 {
-  begin_followers();
   void *p = used_memory(s_), *u = stream();
   give(r_);
   wait_for(t_, r_);
@@ -896,12 +769,10 @@ TEST(followers_of_followers_follow)
   check_refused_for(p, name(0, u));
   sim_stream_destroy(s, 0, u);
   check_accepted(p, r_);
-  end();
 }
 
-TEST(everybody_follows_a_stream_without_work)
+SCENE_WITH(everybody_follows_a_stream_without_work, begin_followers())
 {
-  begin_followers();
   void *p = used_memory(s_);
   gate(r_, s_);
   check_refused_for(p, "used at once on stream");
@@ -918,12 +789,10 @@ TEST(everybody_follows_a_stream_without_work)
   CHECK(again == r_);
   gate(r_, NULL);
   check_refused_for(other, "a stream that is yet to be made");
-  end();
 }
 
-TEST(who_waits_for_an_event_follows)
+SCENE_WITH(who_waits_for_an_event_follows, begin_followers())
 {
-  begin_followers();
   void *p = used_memory(s_), *e = sim_event_create(s, 0), *f = event();
   give(r_);
   CHECK_OK(sim_event_record(s, 0, e, r_));
@@ -934,7 +803,6 @@ TEST(who_waits_for_an_event_follows)
   CHECK(sim_is_ordered(s, p, 4096, 0, r_)); /* now it stands for the gate, too */
   sim_event_destroy(s, 0, e);
   check_accepted(p, r_);
-  end();
 }
 
 enum { BY_KERNEL, BY_FLAG, BY_RAISING, BY_WAIT, BY_GRAPH, BY_COPY, BY_NOTHING };
@@ -982,10 +850,11 @@ TEST(what_the_program_gives_counts_and_what_the_core_enqueues_does_not)
 
 /* ---- patterns ------------------------------------------------------------ */
 
-TEST(kernels_check_real_memory_when_they_run)
+SCENE_WITH(kernels_check_real_memory_when_they_run,
+           begin_with((sim_options){.backed = 1,
+                                    .oracle = SIM_ORACLE_EXECUTED,
+                                    .completion = SIM_WHEN_TOLD}))
 {
-  begin_with(
-      (sim_options){.backed = 1, .oracle = SIM_ORACLE_EXECUTED, .completion = SIM_WHEN_TOLD});
   void *a = stream(), *b = stream(), *p = used_memory(a);
   sim_run_all(s);
   check_accepted(p, b);
@@ -998,52 +867,4 @@ TEST(kernels_check_real_memory_when_they_run)
   sim_kernel(s, 0, b, p, 4096, SIM_READ);
   sim_run_all(s);
   check_complained("was overwritten");
-  end();
-}
-
-/* ---- faults, hooks, counts ----------------------------------------------- */
-
-TEST(every_function_has_a_name)
-{
-  for (int call = 0; call < SIM_CALL_COUNT; call++)
-    CHECK(sim_call_name((sim_call)call)[0]);
-  CHECK(!strcmp(sim_call_name(SIM_CALL_page_map), "page_map"));
-}
-
-static void *hammer(void *unused)
-{
-  (void)unused;
-  void *a = sim_stream_create(s, 0), *e = event();
-  for (int i = 0; i < 2000; i++) {
-    void *p = memory(4096);
-    sim_owner_begin(s, p, 4096, 0, a);
-    kernel(a, p);
-    CHECK_OK(d->event_record(d->self, 0, e, a));
-    sim_owner_end(s, p);
-    CHECK_OK(d->event_synchronize(d->self, 0, e));
-    CHECK_OK(d->memory_free(d->self, 0, (uintptr_t)p));
-    if (i % 16 == 0) {
-      sim_stream_destroy(s, 0, a);
-      a = sim_stream_create(s, 0);
-    }
-  }
-  return NULL;
-}
-
-TEST(threads_share_a_simulation)
-{
-  begin_with((sim_options){.oracle = SIM_ORACLE_KNOWN, .completion = SIM_SEEDED, .backed = 1});
-  pthread_t thread[4];
-  for (int i = 0; i < 4; i++)
-    pthread_create(&thread[i], NULL, hammer, NULL);
-  for (int i = 0; i < 4; i++)
-    pthread_join(thread[i], NULL);
-  check_silent();
-  end();
-}
-
-TEST(options_that_make_no_sense_are_refused)
-{
-  CHECK(!sim_create(&(sim_options){.devices = -1}));
-  CHECK(!sim_create(&(sim_options){.page_granularity = 1000}));
 }

@@ -11,14 +11,10 @@
 /* A device that can map pages and has `mib` MiB. */
 static inline void begin_with(size_t mib, const esper_config *config)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .capacity = mib * MIB};
-  esper_config pages_of_20_mib = {.large_segment_size = 20 * MIB,
-                                  .segments = ESPER_SEGMENTS_MAPPED};
-  world_begin_with(&w, &options, config ? config : &pages_of_20_mib);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1, .capacity = mib * MIB},
+           config ? config
+                  : &(esper_config){.large_segment_size = 20 * MIB,
+                                    .segments = ESPER_SEGMENTS_MAPPED});
 }
 
 static inline void begin(void)

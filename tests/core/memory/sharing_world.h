@@ -14,11 +14,7 @@ __attribute__((unused)) static esper_stream t, t_far; /* streams of the other pr
 
 static inline void begin_with(int backed)
 {
-  sim_options options = {.devices = 2,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .backed = backed,
+  sim_options options = {WHEN_TOLD, .devices = 2, .virtual_memory = 1, .backed = backed,
                          .capacity = 256 * MIB};
   esper_config pages_of_4_mib = {.large_segment_size = 4 * MIB};
   world_begin_with(&w, &options, &pages_of_4_mib);

@@ -19,9 +19,8 @@ static block_state state_at(const void *ptr)
   return (block_state)b->state;
 }
 
-TEST(figures_follow_the_memory)
+SCENE(figures_follow_the_memory)
 {
-  begin();
   void *p = used_as("weights", 20 * MIB, r);
   const segment_t *seg = segment_of(p);
   sleep_all_of("weights");
@@ -39,12 +38,10 @@ TEST(figures_follow_the_memory)
   CHECK(!seg->asleep && !seg->absent);
   CHECK(!page_at(seg, (uintptr_t)p)->asleep);
   CHECK_EQ(reserved_mib(), 20);
-  end();
 }
 
-TEST(free_memory_beside_live_memory_sleeps_with_it)
+SCENE(free_memory_beside_live_memory_sleeps_with_it)
 {
-  begin();
   void *p = used_as("weights", 1024, r), *q = used_as("weights", 1024, r);
   world_free(&w, q);
   sleep_all_of("weights");
@@ -53,12 +50,10 @@ TEST(free_memory_beside_live_memory_sleeps_with_it)
   world_check(&w);
   wake("weights");
   CHECK(get_as("weights", 1024, r) == q);
-  end();
 }
 
-TEST(what_is_freed_asleep_becomes_holes)
+SCENE(what_is_freed_asleep_becomes_holes)
 {
-  begin();
   void *p[4];
   for (int i = 0; i < 4; i++)
     p[i] = used_as("weights", 20 * MIB, r);
@@ -77,5 +72,4 @@ TEST(what_is_freed_asleep_becomes_holes)
   wake("weights");
   CHECK_EQ(reserved_mib(), 0);
   world_check(&w);
-  end();
 }

@@ -6,9 +6,8 @@
 
 #include "sleep/sleep_world.h"
 
-TEST(only_live_bytes_are_kept)
+SCENE(only_live_bytes_are_kept)
 {
-  begin();
   void *p[8];
   for (int i = 0; i < 8; i++)
     p[i] = used_as("weights", 64 * KIB, r);
@@ -20,7 +19,6 @@ TEST(only_live_bytes_are_kept)
   CHECK_EQ(calls(SIM_CALL_copy_to_host), 4);
   wake("weights");
   world_check(&w);
-  end();
 }
 
 TEST(classic_segments_stay_and_are_told)
@@ -44,9 +42,8 @@ TEST(classic_segments_stay_and_are_told)
   end();
 }
 
-TEST(pinned_segments_stay_and_are_told)
+SCENE(pinned_segments_stay_and_are_told)
 {
-  begin();
   void *p = used_as("weights", 20 * MIB, r), *segment;
   CHECK_OK(esper_pin(w.core, p, &segment));
   esper_sleep_result result;
@@ -55,12 +52,10 @@ TEST(pinned_segments_stay_and_are_told)
   CHECK_EQ(result.given_back, 0);
   world_kernel(&w, s, p);
   wake("weights");
-  end();
 }
 
-TEST(memory_with_a_fence_stays_and_counts_as_classic)
+SCENE(memory_with_a_fence_stays_and_counts_as_classic)
 {
-  begin();
   void *p = used_as("weights", 20 * MIB, r);
   CHECK_OK(esper_fence(w.core, 1));
   void *q = used_as("weights", 4 * MIB, r);
@@ -72,12 +67,10 @@ TEST(memory_with_a_fence_stays_and_counts_as_classic)
   wake("weights");
   world_kernel(&w, r, p);
   world_check(&w);
-  end();
 }
 
-TEST(a_list_of_pages_needs_host_memory)
+SCENE(a_list_of_pages_needs_host_memory)
 {
-  begin();
   void *p = used_as("weights", 20 * MIB, r);
   esper_sleep_result result = {0};
   bool tags[TAGS] = {false};
@@ -96,7 +89,6 @@ TEST(a_list_of_pages_needs_host_memory)
   sleep_all_of("weights");
   wake("weights");
   world_kernel(&w, r, p);
-  end();
 }
 
 static pthread_t sleeping;
@@ -119,9 +111,8 @@ static void when_exported(void *begun, sim_call call, int device, void *object)
   usleep(100000); /* if it does not wait, it goes wrong in this time */
 }
 
-TEST(pages_that_are_being_shared_stay)
+SCENE(pages_that_are_being_shared_stay)
 {
-  begin();
   void *p = used_as("t", 20 * MIB, r), *address;
   bool begun = false;
   esper_page_name *pages;
@@ -133,5 +124,4 @@ TEST(pages_that_are_being_shared_stay)
   CHECK(count && found.stays[ESPER_STAYS_SHARED] >= 20 * MIB);
   wake("t");
   free(pages);
-  end();
 }

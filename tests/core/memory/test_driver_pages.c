@@ -18,10 +18,9 @@ static void begin_with_range(void)
 }
 
 /* Nothing that it says can be relied on (test_failure.c has what a failure is). */
-TEST(a_failed_device_is_asked_nothing)
+SCENE_WITH(a_failed_device_is_asked_nothing, begin_with_range())
 {
   uint64_t page;
-  begin_with_range();
   CHECK_OK(driver_page_add(device, range, PAGE * MIB, &page));
   sim_fail_call(w.s, SIM_CALL_page_unmap, 1, ESPER_DEVICE_ERROR);
   driver_page_unmap(device, range, PAGE * MIB);
@@ -35,5 +34,4 @@ TEST(a_failed_device_is_asked_nothing)
   CHECK_STATUS(driver_page_map(device, range, PAGE * MIB, page), ESPER_DEVICE_ERROR);
   CHECK(strstr(esper_last_error(), "has failed"));
   CHECK_EQ(calls(SIM_CALL_any), before);
-  end();
 }

@@ -35,16 +35,10 @@ static void check_failed_device(void *live)
 
 static void begin_with_two(void)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .devices = 2,
-                         .virtual_memory = 1,
-                         .capacity = 256 * MIB};
+  sim_options options = {WHEN_TOLD, .devices = 2, .virtual_memory = 1, .capacity = 256 * MIB};
   static const esper_config CONFIG = {.large_segment_size = 20 * MIB,
                                       .segments = ESPER_SEGMENTS_MAPPED};
-  world_begin_with(&w, &options, &CONFIG);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, &CONFIG);
 }
 
 TEST(a_page_that_the_driver_keeps)
@@ -65,10 +59,8 @@ TEST(a_page_that_the_driver_keeps)
 TEST(a_segment_that_the_driver_keeps)
 {
   static const esper_config CLASSIC = {.segments = ESPER_SEGMENTS_CLASSIC};
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .devices = 2};
-  world_begin_with(&w, &options, &CLASSIC);
-  r = w.stream[0];
-  s = w.stream[1];
+  sim_options options = {WHEN_TOLD, .devices = 2};
+  begin_on(options, &CLASSIC);
   void *live = get(20, r);
   world_free(&w, get(40, r));
   refuse(SIM_CALL_memory_free, 1);
@@ -165,11 +157,7 @@ TEST(host_memory_that_a_copy_may_still_write_to_stays)
 {
   static const sim_call CALLS[] = {SIM_CALL_event_synchronize, SIM_CALL_event_record};
   for (int c = 0; c < 2; c++) {
-    sim_options options = {.completion = SIM_WHEN_TOLD,
-                           .virtual_memory = 1,
-                           .backed = 1,
-                           .devices = 2,
-                           .oracle = SIM_ORACLE_KNOWN};
+    sim_options options = {WHEN_TOLD, .virtual_memory = 1, .backed = 1, .devices = 2};
     world_begin_with(&w, &options, NULL);
     r = w.stream[0];
     s = w.stream[1];

@@ -31,9 +31,8 @@ static bool is_fenced(const void *p)
   return info.fenced;
 }
 
-TEST(freed_memory_is_unmapped_and_its_addresses_stay_unused)
+SCENE_WITH(freed_memory_is_unmapped_and_its_addresses_stay_unused, begin_fenced(64))
 {
-  begin_fenced(64);
   char *seen[100];
   for (int i = 0; i < 100; i++) {
     seen[i] = used(1, r);
@@ -47,34 +46,28 @@ TEST(freed_memory_is_unmapped_and_its_addresses_stay_unused)
   CHECK_EQ(reserved_mib(), 0);
   CHECK_EQ(esper_fence_rounds(w.core), 0);
   world_check(&w);
-  end();
 }
 
-TEST(a_short_device_waits_for_freed_memory)
+SCENE_WITH(a_short_device_waits_for_freed_memory, begin_fenced(8))
 {
-  begin_fenced(8);
   for (int i = 0; i < 20; i++)
     world_free(&w, used(3, r)); /* two pages: the third must wait for the first */
   world_check(&w);
   void *p;
   CHECK_STATUS(esper_malloc(w.core, 16 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-  end();
 }
 
-TEST(what_was_cached_makes_room)
+SCENE_WITH(what_was_cached_makes_room, begin_with(24, NULL))
 {
-  begin_with(24, NULL);
   world_free(&w, used(20, r));
   CHECK_OK(esper_fence(w.core, 1));
   char *p = get(20, r);
   CHECK(is_fenced(p));
   world_check(&w);
-  end();
 }
 
-TEST(pools_captures_and_what_is_live_have_none)
+SCENE(pools_captures_and_what_is_live_have_none)
 {
-  begin();
   void *before = get(1, r);
   CHECK_OK(esper_fence(w.core, 1));
   sim_capture_begin(w.s, 0, s.handle);
@@ -93,12 +86,10 @@ TEST(pools_captures_and_what_is_live_have_none)
   CHECK_OK(esper_fence(w.core, 0));
   CHECK(!is_fenced(get(1, r)));
   world_check(&w);
-  end();
 }
 
-TEST(memory_freed_after_the_fence_goes_too)
+SCENE_WITH(memory_freed_after_the_fence_goes_too, begin_fenced(64))
 {
-  begin_fenced(64);
   char *p = used(1, r);
   CHECK_OK(esper_fence(w.core, 0));
   world_free(&w, p);
@@ -106,7 +97,6 @@ TEST(memory_freed_after_the_fence_goes_too)
   world_run(&w, r);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK(!is_mapped(p));
-  end();
 }
 
 TEST(a_peer_sees_memory_behind_a_fence)
@@ -115,8 +105,7 @@ TEST(a_peer_sees_memory_behind_a_fence)
                          .oracle = SIM_ORACLE_KNOWN,
                          .virtual_memory = 1,
                          .capacity = 64 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  begin_on(options, NULL);
   CHECK_OK(esper_fence(w.core, 1));
   void *p = get(1, r);
   CHECK(!sim_may_access(w.s, 1, p, MIB));
@@ -130,8 +119,7 @@ TEST(a_peer_sees_memory_behind_a_fence)
 TEST(addresses_come_round_the_oldest_first)
 {
   sim_options options = {.virtual_memory = 1, .oracle = SIM_ORACLE_KNOWN, .capacity = 4 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  begin_on(options, NULL);
   CHECK_OK(esper_fence(w.core, 1));
   char *stays = get(1, r), *first = get(1, r), *p = first;
   uint64_t count = 0;
@@ -150,9 +138,8 @@ TEST(addresses_come_round_the_oldest_first)
 }
 
 /* Live memory lies so far apart that nothing large fits between it. */
-TEST(without_addresses_the_message_says_so)
+SCENE_WITH(without_addresses_the_message_says_so, begin_fenced(64))
 {
-  begin_fenced(64);
   get(1, r);
   sim_fail_calls_from(w.s, SIM_CALL_range_reserve, 1, ESPER_OUT_OF_MEMORY);
   for (int i = 0; i < 15; i++) {
@@ -170,7 +157,6 @@ TEST(without_addresses_the_message_says_so)
   CHECK_EQ(failure.addresses_missing, 32 * MIB);
   CHECK_STATUS(esper_malloc(w.core, 60 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
   CHECK(strstr(esper_last_error(), "out of memory on device 0"));
-  end();
 }
 
 TEST(without_pages_there_is_no_fence)
@@ -190,9 +176,8 @@ TEST(without_pages_there_is_no_fence)
   world_end(&w);
 }
 
-TEST(an_access_after_the_end_fails)
+SCENE_WITH(an_access_after_the_end_fails, begin_fenced(64))
 {
-  begin_fenced(64);
   world_note_failures(&w);
   char *p = used(1, r);
   world_free(&w, p);
@@ -203,18 +188,16 @@ TEST(an_access_after_the_end_fails)
   sim_kernel(w.s, 0, r.handle, q + MIB, 512, SIM_WRITE);
   CHECK_EQ(w.failures, 2);
   world_free(&w, q);
-  end();
 }
 
 /* Streams allocate, write, mark, read and free at random; the oracle watches every unmapping. */
-TEST(random_programs_work_behind_fences)
+SCENE_WITH(random_programs_work_behind_fences, begin_fenced(256))
 {
   enum { LIVE = 24, STEPS = 20000 };
   static struct {
     char *p;
     esper_stream owner;
   } live[LIVE];
-  begin_fenced(256);
   memset(live, 0, sizeof live);
   srand(1);
   for (int i = 0; i < STEPS; i++) {
@@ -240,7 +223,6 @@ TEST(random_programs_work_behind_fences)
     if (i % 500 == 0)
       world_check(&w);
   }
-  end();
 }
 
 /* ---- threads ----------------------------------------------------------------- */

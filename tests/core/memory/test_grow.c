@@ -1,9 +1,9 @@
 /* How a heap of mapped segments grows: into which hole, and with which pages. */
+#include "draw.h"
 #include "pages_world.h"
 
-TEST(a_heap_grows_by_what_is_missing)
+SCENE(a_heap_grows_by_what_is_missing)
 {
-  begin();
   void *p = get(5, r);
   CHECK_EQ(reserved_mib(), 6);
   void *q = get(3, r);
@@ -15,7 +15,6 @@ TEST(a_heap_grows_by_what_is_missing)
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 1);
   CHECK_EQ(calls(SIM_CALL_memory_alloc), 0);
   CHECK_EQ(calls(SIM_CALL_range_reserve), 1);
-  end();
 }
 
 /* ---- the size of pages -------------------------------------------------------- */
@@ -29,46 +28,38 @@ static uint64_t pages_for(size_t mib)
   return calls(SIM_CALL_page_create) - before;
 }
 
-TEST(while_memory_is_plentiful_a_request_takes_few_pages)
+SCENE_WITH(while_memory_is_plentiful_a_request_takes_few_pages, begin_with(16384, &DEFAULTS))
 {
-  begin_with(16384, &DEFAULTS);
   CHECK_EQ(pages_for(4), 1);
   CHECK_EQ(pages_for(30), 1);
   CHECK_EQ(pages_for(512), 16); /* 32 MiB each: larger ones take the driver as long */
   CHECK_EQ(reserved_mib(), 546);
-  end();
 }
 
-TEST(while_memory_is_short_pages_are_small)
+SCENE_WITH(while_memory_is_short_pages_are_small, begin_with(512, &DEFAULTS))
 {
-  begin_with(512, &DEFAULTS);
   get(440, r); /* an eighth of the device, 64 MiB, is not free */
   CHECK_EQ(pages_for(20), 5);
   CHECK_EQ(pages_for(40), 5);
   CHECK_EQ(reserved_mib(), 500);
-  end();
 }
 
-TEST(after_a_refusal_pages_are_small)
+SCENE_WITH(after_a_refusal_pages_are_small, begin_with(16384, &DEFAULTS))
 {
   void *none;
-  begin_with(16384, &DEFAULTS);
   CHECK_STATUS(esper_malloc(w.core, 20000 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
   CHECK_EQ(pages_for(40), 5);
-  end();
 }
 
 /* They are never lent, so large ones waste nothing. */
-TEST(pages_of_private_pools_are_as_large_as_the_request)
+SCENE_WITH(pages_of_private_pools_are_as_large_as_the_request, begin_with(1024, &DEFAULTS))
 {
-  begin_with(1024, &DEFAULTS);
   esper_pool *pool;
   void *p;
   CHECK_OK(esper_pool_create(w.core, 0, 7, 1, &pool));
   CHECK_OK(esper_malloc_from(w.core, pool, 900 * MIB, r, &p));
   CHECK_EQ(calls(SIM_CALL_page_create), 1);
   CHECK_OK(esper_free(w.core, p));
-  end();
 }
 
 TEST(a_garbage_collection_threshold_alone_asks_for_classic_segments)
@@ -93,8 +84,7 @@ static uint64_t state = 1;
 
 static size_t draw(size_t below)
 {
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (size_t)(state >> 33) % below;
+  return (size_t)draw_below(&state, below);
 }
 
 /* docs/design.md, Sizes: what of a block nobody asked for, of 1 byte to 64 MiB. */
@@ -157,17 +147,10 @@ TEST(created_pools_have_classic_segments_unless_mapped_ones_are_asked_for)
 /* A program with a bit of everything; how often each function of the driver was called. */
 static void count_calls(int virtual_memory, esper_segments kind, uint64_t *counts)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = virtual_memory,
-                         .capacity = 256 * MIB};
-  esper_config config = {.segments = kind};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on((sim_options){WHEN_TOLD, .virtual_memory = virtual_memory, .capacity = 256 * MIB},
+           &(esper_config){.segments = kind});
   void *p = used(30, r), *q = used(3, s), *small = world_malloc(&w, 700, r), *none;
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   p = used(24, r);
   world_free(&w, q);
@@ -209,9 +192,8 @@ TEST(classic_segments_ask_the_driver_for_nothing_more)
 }
 
 /* ... and a device that does not say is asked again. */
-TEST(where_the_granule_is_not_known_segments_are_classic)
+SCENE(where_the_granule_is_not_known_segments_are_classic)
 {
-  begin();
   sim_fail_call(w.s, SIM_CALL_page_granularity, 1, ESPER_DEVICE_ERROR);
   get(5, r);
   CHECK_EQ(reserved_mib(), 20);
@@ -219,43 +201,36 @@ TEST(where_the_granule_is_not_known_segments_are_classic)
   CHECK_EQ(reserved_mib(), 80);
   CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
   CHECK_EQ(calls(SIM_CALL_page_granularity), 2);
-  end();
 }
 
 TEST(where_pages_cannot_be_mapped_segments_are_classic)
 {
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
+  begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN}, &config);
   get(5, r);
   CHECK_EQ(reserved_mib(), 20);
   CHECK_EQ(calls(SIM_CALL_range_reserve), 0);
   end();
 }
 
-TEST(without_addresses_segments_are_classic)
+SCENE(without_addresses_segments_are_classic)
 {
-  begin();
   sim_fail_call(w.s, SIM_CALL_range_reserve, 1, ESPER_OUT_OF_MEMORY);
   get(5, r);
   CHECK_EQ(reserved_mib(), 20);
   get(60, r);
   CHECK_EQ(reserved_mib(), 80);
   CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
-  end();
 }
 
-static void host_memory_runs_out(void *context, sim_call call, int device, void *object)
+SIM_HOOK(host_memory_runs_out)
 {
-  (void)context, (void)device, (void)object;
   check_limit_malloc(call == SIM_CALL_range_reserve ? 0 : -1);
 }
 
 /* No page table: the addresses go back. */
-TEST(without_host_memory_segments_are_classic)
+SCENE(without_host_memory_segments_are_classic)
 {
-  begin();
   void *p = world_malloc(&w, 512, r); /* what comes next has but its table to get */
   CHECK_EQ(reserved_mib(), 2);
   sim_after_call(w.s, SIM_CALL_range_reserve, host_memory_runs_out, NULL);
@@ -271,7 +246,6 @@ TEST(without_host_memory_segments_are_classic)
   sim_count_alive(w.s, 0, &alive);
   CHECK_EQ(alive.ranges, 2);
   world_free(&w, p);
-  end();
 }
 
 TEST(max_split_size_is_no_matter_of_mapped_segments)
@@ -290,9 +264,8 @@ static const esper_config SMALL_PAGES = {.large_segment_size = 4 * MIB,
 
 /* Pages of what there is, made one by one until there is none, would leave nothing to
  * other processes meanwhile. */
-TEST(what_the_device_does_not_have_is_not_tried)
+SCENE_WITH(what_the_device_does_not_have_is_not_tried, begin_with(256, &SMALL_PAGES))
 {
-  begin_with(256, &SMALL_PAGES);
   void *p, *q = get(100, r);
   uint64_t created = calls(SIM_CALL_page_create);
   CHECK_STATUS(esper_malloc(w.core, 200 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
@@ -303,25 +276,22 @@ TEST(what_the_device_does_not_have_is_not_tried)
   get(200, r); /* the 100 are a part of it */
   CHECK_EQ(reserved_mib(), 200);
   world_check(&w);
-  end();
 }
 
 /* The system may keep caches in what is not free, and give them up when it is asked. */
-TEST(a_device_may_have_more_than_it_says)
+SCENE_WITH(a_device_may_have_more_than_it_says, begin_with(256, &SMALL_PAGES))
 {
-  begin_with(256, &SMALL_PAGES);
   sim_set_caches(w.s, 0, 216 * MIB);
   get(200, r);
   CHECK_EQ(reserved_mib(), 200);
   CHECK_EQ(calls(SIM_CALL_page_release), 1); /* of the one that asked */
   world_check(&w);
-  end();
 }
 
 /* A device that has failed says so, as it does where a classic segment is asked for. */
-TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more)
+SCENE_WITH(a_device_that_cannot_say_what_it_has_is_not_asked_for_more,
+           begin_with(256, &SMALL_PAGES))
 {
-  begin_with(256, &SMALL_PAGES);
   void *p;
   get(2, r);
   sim_fail_call(w.s, SIM_CALL_memory_info, 1, ESPER_DEVICE_ERROR);
@@ -329,5 +299,4 @@ TEST(a_device_that_cannot_say_what_it_has_is_not_asked_for_more)
   CHECK_EQ(reserved_mib(), 2);
   world_check(&w);
   get(100, r);
-  end();
 }

@@ -6,9 +6,8 @@
 
 /* ---- pages go back --------------------------------------------------------- */
 
-TEST(the_base_of_a_block_is_its_stretch)
+SCENE(the_base_of_a_block_is_its_stretch)
 {
-  begin();
   comb(20, 4, r);
   esper_block_info info;
   void *base;
@@ -23,13 +22,11 @@ TEST(the_base_of_a_block_is_its_stretch)
   CHECK(base == pieces[3]);
   CHECK_EQ(size, 20 * MIB);
   CHECK_STATUS(esper_find_base(w.core, pieces[2], &base, &size), ESPER_INVALID);
-  end();
 }
 
 /* Free memory on both sides of a hole: only the hole is filled. */
-TEST(a_hole_between_free_blocks_is_filled_alone)
+SCENE(a_hole_between_free_blocks_is_filled_alone)
 {
-  begin();
   void *a = get(20, r), *b = get(20, r), *c = get(20, r), *stays = get(20, r);
   world_free(&w, b);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
@@ -39,15 +36,13 @@ TEST(a_hole_between_free_blocks_is_filled_alone)
   CHECK(get(60, r) == a);
   CHECK_EQ(reserved_mib(), 80);
   world_free(&w, stays);
-  end();
 }
 
 /* ---- captures -------------------------------------------------------------- */
 
 /* Pages that move part their stretch before they join two others. */
-TEST(stretches_on_the_way_are_no_peak)
+SCENE(stretches_on_the_way_are_no_peak)
 {
-  begin();
   void *p[6];
   for (int i = 0; i < 6; i++)
     p[i] = get(20, r);
@@ -60,13 +55,11 @@ TEST(stretches_on_the_way_are_no_peak)
   CHECK_EQ(reserved_mib(), 100);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].peak, 2);
-  end();
 }
 
 /* What parts a stretch goes back last. */
-TEST(whole_stretches_go_back_first)
+SCENE(whole_stretches_go_back_first)
 {
-  begin();
   comb(20, 5, r);
   world_kernel(&w, r, pieces[1]); /* its pages are not lent meanwhile */
   world_free(&w, get(20, s));
@@ -75,22 +68,19 @@ TEST(whole_stretches_go_back_first)
   CHECK_EQ(reserved_mib(), 40);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].peak, 2);
-  end();
 }
 
 /* What another thread takes while the driver is at work does not go. */
 static void *taken[2];
-static void take_meanwhile(void *context, sim_call call, int device, void *object)
+SIM_HOOK(take_meanwhile)
 {
-  (void)context, (void)call, (void)device, (void)object;
   if (!taken[0])
     for (int i = 0; i < 2; i++)
       taken[i] = get(20, r);
 }
 
-TEST(what_was_taken_meanwhile_stays)
+SCENE(what_was_taken_meanwhile_stays)
 {
-  begin();
   comb(20, 9, r);
   taken[0] = taken[1] = NULL;
   sim_before_call(w.s, SIM_CALL_page_release, take_meanwhile, NULL);
@@ -104,7 +94,6 @@ TEST(what_was_taken_meanwhile_stays)
   world_run(&w, r);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved_mib(), 80);
-  end();
 }
 
 static double cpu_seconds(void)
@@ -114,14 +103,14 @@ static double cpu_seconds(void)
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+enum { MANY = 12000 };
+
 /* All blocks are not walked over for each: then it would take eight times as long as
  * getting them did; sanitizers make it three. */
-TEST(many_scattered_pages_go_back_in_little_time)
+SCENE_WITH(many_scattered_pages_go_back_in_little_time,
+           begin_on((sim_options){.virtual_memory = 1, .capacity = (size_t)MANY * 2 * MIB}, NULL))
 {
-  enum { MANY = 12000 };
   static void *p[MANY];
-  sim_options options = {.virtual_memory = 1, .capacity = (size_t)MANY * 2 * MIB};
-  world_begin_with(&w, &options, NULL);
   double begun = cpu_seconds();
   for (int i = 0; i < MANY; i++)
     p[i] = get(2, w.stream[0]);
@@ -133,15 +122,12 @@ TEST(many_scattered_pages_go_back_in_little_time)
   double released = cpu_seconds();
   CHECK_EQ(reserved_mib(), MANY);
   CHECK(released - freed < 5 * (got - begun));
-  end();
 }
 
 /* As in PyTorch: whatever is free here can go. */
-TEST(what_is_free_in_a_mapped_segment_is_no_inactive_split)
+SCENE(what_is_free_in_a_mapped_segment_is_no_inactive_split)
 {
-  begin();
   comb(20, 4, r);
   CHECK_EQ(world_stats(&w, 0).inactive_split_bytes[ESPER_ALL].peak, 0);
   CHECK_EQ(world_stats(&w, 0).inactive_split[ESPER_ALL].allocated, 0);
-  end();
 }

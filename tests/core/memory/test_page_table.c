@@ -40,9 +40,8 @@ static page_t *on(size_t granule)
 
 /* ---- the table ----------------------------------------------------------------- */
 
-TEST(every_address_of_a_page_leads_to_it)
+SCENE(every_address_of_a_page_leads_to_it)
 {
-  begin();
   add(4, 3, 77);
   const page_t *page = on(4);
   CHECK_EQ(page->handle, 77);
@@ -52,7 +51,6 @@ TEST(every_address_of_a_page_leads_to_it)
   CHECK(on(5) == page && on(6) == page);
   CHECK(page_at(&segment, at(4) + 1) == page && page_at(&segment, at(7) - 1) == page);
   CHECK(!page_at(&segment, at(4) - 1) && !on(7));
-  end();
 }
 
 TEST(without_host_memory_there_is_no_table)
@@ -79,10 +77,9 @@ static size_t within(size_t begin_at, size_t end_at, size_t enough, size_t most,
   return size;
 }
 
-TEST(no_more_pages_are_taken_than_enough)
+SCENE(no_more_pages_are_taken_than_enough)
 {
   size_t from;
-  begin();
   for (size_t i = 0; i < 4; i++)
     add(2 * i, 2, i);
   CHECK_EQ(within(0, 8 * G, 0, SIZE_MAX, &from), 0);
@@ -93,7 +90,6 @@ TEST(no_more_pages_are_taken_than_enough)
   CHECK_EQ(within(0, 8 * G, SIZE_MAX, 2 * G - 1, &from), 0);
   CHECK_EQ(within(512, 8 * G, SIZE_MAX, 2 * G, &from), 2 * G);
   CHECK_EQ(from, 2 * G);
-  end();
 }
 
 /* ---- checking ---------------------------------------------------------------------- */
@@ -146,15 +142,13 @@ TEST(a_block_without_a_page_is_noticed)
   end_invalid();
 }
 
-TEST(a_hole_with_a_page_is_noticed)
+SCENE_WITH(a_hole_with_a_page_is_noticed, begin_tiled())
 {
-  begin_tiled();
   add(3, 1, 9);
   end_invalid();
   begin_tiled();
   add(6, 1, 9); /* but not where another thread is filling one */
   CHECK(pages_are_valid(&segment));
-  end();
 }
 
 TEST(a_page_whose_entries_differ_is_noticed)

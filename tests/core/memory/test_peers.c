@@ -12,14 +12,8 @@ static esper_stream r, far;
 
 static void begin(void)
 {
-  sim_options options = {.devices = 3,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .capacity = 256 * MIB};
-  esper_config pages_of_4_mib = {.large_segment_size = 4 * MIB};
-  world_begin_with(&w, &options, &pages_of_4_mib);
-  r = w.stream[0];
+  begin_on((sim_options){WHEN_TOLD, .devices = 3, .virtual_memory = 1, .capacity = 256 * MIB},
+           &(esper_config){.large_segment_size = 4 * MIB});
   far = world_stream(&w, 1);
 }
 
@@ -35,44 +29,37 @@ static int may(const void *p, int device)
 
 /* ---- who may --------------------------------------------------------------- */
 
-TEST(a_peer_may_access_what_is_mapped_later)
+SCENE(a_peer_may_access_what_is_mapped_later)
 {
-  begin();
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   CHECK_OK(esper_add_peer(w.core, 0, 2));
   void *p = get(30);
   CHECK(may(p, 1) && may(p, 2));
   CHECK_EQ(calls(SIM_CALL_page_access), 0);
-  end();
 }
 
-TEST(access_goes_one_way)
+SCENE(access_goes_one_way)
 {
-  begin();
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   void *p = get(5), *q = world_malloc(&w, 5 * MIB, far);
   CHECK(may(p, 1) && !may(q, 0));
   CHECK_OK(esper_add_peer(w.core, 1, 0));
   CHECK(may(q, 0) && !may(q, 2));
-  end();
 }
 
-TEST(what_makes_no_sense_is_refused)
+SCENE(what_makes_no_sense_is_refused)
 {
-  begin();
   CHECK_STATUS(esper_add_peer(w.core, 0, 3), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "no device 3"));
   CHECK_STATUS(esper_add_peer(w.core, -1, 0), ESPER_INVALID);
   CHECK_STATUS(esper_add_peer(w.core, 1, 1), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "cannot be its own peer"));
-  end();
 }
 
 /* ---- the driver refuses ---------------------------------------------------- */
 
-TEST(a_peer_out_of_reach_is_no_peer)
+SCENE(a_peer_out_of_reach_is_no_peer)
 {
-  begin();
   void *p = get(5);
   sim_set_reach(w.s, 0);
   CHECK_STATUS(esper_add_peer(w.core, 0, 1), ESPER_UNSUPPORTED);
@@ -81,7 +68,6 @@ TEST(a_peer_out_of_reach_is_no_peer)
   CHECK(!may(p, 1) && !may(get(7), 1));
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   CHECK(may(p, 1));
-  end();
 }
 
 /* Whichever stretch is refused: what comes later is closed to the peer, until it is added. */
@@ -102,16 +88,14 @@ TEST(a_peer_that_is_refused_is_none)
   }
 }
 
-TEST(a_peer_for_which_there_is_no_host_memory_is_none)
+SCENE(a_peer_for_which_there_is_no_host_memory_is_none)
 {
-  begin();
   void *p = get(30);
   check_limit_malloc(0);
   esper_status status = esper_add_peer(w.core, 0, 1);
   check_limit_malloc(-1);
   CHECK_STATUS(status, ESPER_HOST_MEMORY);
   CHECK(!may(p, 1));
-  end();
 }
 
 /* ---- at the same time ------------------------------------------------------ */
@@ -135,18 +119,16 @@ static void *add(void *unused)
 }
 
 /* The other thread gets as far as it can. */
-static void start(void *context, sim_call call, int device, void *object)
+SIM_HOOK(start)
 {
-  (void)call, (void)device, (void)object;
   if (started++)
     return;
   CHECK(!pthread_create(&other, NULL, context == (void *)1 ? grow : add, NULL));
   usleep(50000);
 }
 
-TEST(a_peer_that_is_added_while_pages_go_back_has_the_others)
+SCENE(a_peer_that_is_added_while_pages_go_back_has_the_others)
 {
-  begin();
   void *p[4];
   for (int i = 0; i < 4; i++)
     p[i] = get(20);
@@ -157,5 +139,4 @@ TEST(a_peer_that_is_added_while_pages_go_back_has_the_others)
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   pthread_join(other, NULL);
   CHECK(may(p[1], 1) && may(p[3], 1));
-  end();
 }

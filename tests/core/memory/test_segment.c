@@ -6,16 +6,11 @@
 
 static void begin(void)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = 256 * MIB};
-  world_begin_with(&w, &options, NULL);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD, .capacity = 256 * MIB}, NULL);
 }
 
-TEST(empty_cache_gives_back_what_is_wholly_free)
+SCENE(empty_cache_gives_back_what_is_wholly_free)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r),
        *stays = world_malloc(&w, 9 * MIB, r);
   world_kernel(&w, r, p);
@@ -29,42 +24,36 @@ TEST(empty_cache_gives_back_what_is_wholly_free)
   world_free(&w, stays);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 0);
-  end();
 }
 
 /* Whether a stream is being captured cannot be asked then, either. */
-TEST(empty_cache_says_that_the_driver_fails)
+SCENE(empty_cache_says_that_the_driver_fails)
 {
-  begin();
   world_free(&w, world_malloc(&w, 20 * MIB, r));
   sim_fail_calls_from(w.s, SIM_CALL_any, 1, ESPER_DEVICE_ERROR);
   CHECK_STATUS(esper_empty_cache(w.core, 0, NULL), ESPER_DEVICE_ERROR);
   sim_fail_call(w.s, SIM_CALL_any, 0, ESPER_OK);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 0);
-  end();
 }
 
 static bool driver_was_asked;
 
-static void driver_has_host_memory(void *context, sim_call call, int device, void *object)
+SIM_HOOK(driver_has_host_memory)
 {
-  (void)context, (void)call, (void)device, (void)object;
   driver_was_asked = true;
   check_limit_malloc(-1);
 }
 
-static void host_memory_runs_out(void *context, sim_call call, int device, void *object)
+SIM_HOOK(host_memory_runs_out)
 {
-  (void)context, (void)call, (void)device, (void)object;
   check_limit_malloc(0);
 }
 
 /* Whatever a segment needs is there before the driver is asked for memory, which might not
  * take it back. */
-TEST(without_host_memory_the_driver_is_not_asked)
+SCENE(without_host_memory_the_driver_is_not_asked)
 {
-  begin();
   sim_before_call(w.s, SIM_CALL_memory_alloc, driver_has_host_memory, NULL);
   sim_after_call(w.s, SIM_CALL_memory_alloc, host_memory_runs_out, NULL);
   sim_fail_calls_from(w.s, SIM_CALL_memory_free, 1, ESPER_DEVICE_ERROR);
@@ -80,12 +69,10 @@ TEST(without_host_memory_the_driver_is_not_asked)
   }
   sim_owner_begin(w.s, p, 12 * MIB, 0, r.handle);
   sim_fail_call(w.s, SIM_CALL_memory_free, 0, ESPER_OK);
-  end();
 }
 
-TEST(a_memory_fraction_of_nothing_leaves_what_there_is)
+SCENE(a_memory_fraction_of_nothing_leaves_what_there_is)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q;
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0));
   CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 0);
@@ -104,12 +91,10 @@ TEST(a_memory_fraction_of_nothing_leaves_what_there_is)
   CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_alloc), 1);
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
   CHECK(world_malloc(&w, 1000, r));
-  end();
 }
 
-TEST(the_largest_available_is_what_a_malloc_can_get)
+SCENE(the_largest_available_is_what_a_malloc_can_get)
 {
-  begin();
   size_t most;
   void *p = world_malloc(&w, 100 * MIB, r), *q;
   CHECK_OK(esper_largest_available(w.core, 0, &most));
@@ -124,7 +109,6 @@ TEST(the_largest_available_is_what_a_malloc_can_get)
   CHECK(q == p);
   CHECK_OK(esper_free(w.core, q));
   CHECK_STATUS(esper_largest_available(w.core, 5, &most), ESPER_INVALID);
-  end();
 }
 
 /* The driver may hand an address to a thread that works on another device, before its function for
@@ -135,27 +119,23 @@ static void reuse_elsewhere(void *context)
   CHECK(world_malloc(&w, 12 * MIB, world_stream(&w, 1)) == context);
 }
 
-static void reuse_on_another_thread(void *context, sim_call call, int device, void *object)
+SIM_HOOK(reuse_on_another_thread)
 {
-  (void)call, (void)device, (void)object;
   check_on_another_thread(reuse_elsewhere, context);
 }
 
-TEST(an_address_may_come_back_while_its_segment_is_on_its_way_out)
+SCENE_WITH(an_address_may_come_back_while_its_segment_is_on_its_way_out,
+           begin_on((sim_options){WHEN_TOLD, .devices = 2}, NULL))
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD, .devices = 2};
-  world_begin_with(&w, &options, NULL);
   void *p = world_malloc(&w, 12 * MIB, w.stream[0]);
   world_free(&w, p);
   sim_after_call(w.s, SIM_CALL_memory_free, reuse_on_another_thread, p);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   world_check(&w);
-  end();
 }
 
-TEST(a_pinned_segment_serves_on_and_is_not_given_back)
+SCENE(a_pinned_segment_serves_on_and_is_not_given_back)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r), *segment;
   CHECK_STATUS(esper_pin(w.core, &w, NULL), ESPER_INVALID);
   CHECK_STATUS(esper_unpin(w.core, p), ESPER_INVALID);
@@ -177,5 +157,4 @@ TEST(a_pinned_segment_serves_on_and_is_not_given_back)
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 0);
   CHECK_STATUS(esper_pin(w.core, p, NULL), ESPER_INVALID);
-  end();
 }

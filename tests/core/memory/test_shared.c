@@ -7,9 +7,8 @@
 
 /* ---- naming ---------------------------------------------------------------- */
 
-TEST(what_cannot_be_named_is_refused)
+SCENE(what_cannot_be_named_is_refused)
 {
-  begin();
   esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};
   esper_page_name *pages;
   size_t count;
@@ -22,12 +21,10 @@ TEST(what_cannot_be_named_is_refused)
   p = get(50);
   CHECK_STATUS(esper_share(w.core, p, &address, &pages, &count), ESPER_INVALID);
   CHECK(!pages && !count);
-  end();
 }
 
-TEST(pages_that_cannot_be_shared_say_so)
+SCENE(pages_that_cannot_be_shared_say_so)
 {
-  begin();
   esper_page_name *pages;
   size_t count;
   void *address;
@@ -39,7 +36,6 @@ TEST(pages_that_cannot_be_shared_say_so)
   world_free(&w, p);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* nothing holds them */
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
-  end();
 }
 
 static void *share_what_is_freed(void *p)
@@ -58,9 +54,8 @@ static struct {
 } named_late;
 
 /* Another thread's share waits for the pages that are just going. */
-static void share_and_free(void *context, sim_call call, int device, void *object)
+SIM_HOOK(share_and_free)
 {
-  (void)context, (void)call, (void)device, (void)object;
   void *p = named_late.block;
   if (!p)
     return;
@@ -70,9 +65,8 @@ static void share_and_free(void *context, sim_call call, int device, void *objec
   world_free(&w, p);
 }
 
-TEST(what_is_freed_before_it_is_named_is_refused)
+SCENE(what_is_freed_before_it_is_named_is_refused)
 {
-  begin();
   named_late.block = get(10);
   world_free(&w, get(10));
   sim_before_call(w.s, SIM_CALL_page_unmap, share_and_free, NULL);
@@ -82,7 +76,6 @@ TEST(what_is_freed_before_it_is_named_is_refused)
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
   CHECK_EQ(alive().names, 0);
-  end();
 }
 
 /* Memory of others grows and grows, always somebody's. */
@@ -97,18 +90,16 @@ static void *grow_and_shrink(void *over)
   return NULL;
 }
 
-static void take_time(void *context, sim_call call, int device, void *object)
+SIM_HOOK(take_time)
 {
-  (void)context, (void)call, (void)device, (void)object;
   usleep(1000);
 }
 
-TEST(who_shares_has_a_turn_while_the_memory_of_others_grows)
+SCENE(who_shares_has_a_turn_while_the_memory_of_others_grows)
 {
   enum { THREADS = 4 };
   atomic_bool over = false;
   pthread_t threads[THREADS];
-  begin();
   void *p = get(10);
   sim_before_call(w.s, SIM_CALL_page_map, take_time, NULL);
   for (int i = 0; i < THREADS; i++)
@@ -124,12 +115,10 @@ TEST(who_shares_has_a_turn_while_the_memory_of_others_grows)
   atomic_store(&over, true);
   for (int i = 0; i < THREADS; i++)
     pthread_join(threads[i], NULL);
-  end();
 }
 
-TEST(what_the_driver_refuses_to_name_is_named_later)
+SCENE(what_the_driver_refuses_to_name_is_named_later)
 {
-  begin();
   void *p = get(12), *address;
   esper_page_name *pages;
   size_t count;
@@ -143,12 +132,10 @@ TEST(what_the_driver_refuses_to_name_is_named_later)
   CHECK_EQ(esper_unshare(w.core), 2);
   CHECK_EQ(esper_unshare(w.core), 1);
   free(x.pages);
-  end();
 }
 
-TEST(there_may_be_no_host_memory)
+SCENE(there_may_be_no_host_memory)
 {
-  begin();
   void *p = get(12), *address;
   esper_page_name *pages = NULL;
   size_t count;
@@ -169,14 +156,12 @@ TEST(there_may_be_no_host_memory)
   sim_alive after = alive();
   CHECK(!x.base && !memcmp(&before, &after, sizeof before));
   free(x.pages);
-  end();
 }
 
 /* ---- pages stay ------------------------------------------------------------ */
 
-TEST(shared_pages_neither_move_nor_go_back)
+SCENE(shared_pages_neither_move_nor_go_back)
 {
-  begin();
   void *p[4];
   for (int i = 0; i < 4; i++)
     p[i] = get(20);
@@ -195,12 +180,10 @@ TEST(shared_pages_neither_move_nor_go_back)
   world_check(&w);
   free(x.pages);
   free(y.pages);
-  end();
 }
 
-TEST(what_is_not_live_can_be_unshared)
+SCENE(what_is_not_live_can_be_unshared)
 {
-  begin();
   void *p = get(20), *q = get(20), *a = world_malloc(&w, 512, r), *b = world_malloc(&w, 512, r);
   sent x = share(p), y = share(q), z = share(a);
   CHECK_EQ(esper_unshare(w.core), 0);
@@ -225,17 +208,16 @@ TEST(what_is_not_live_can_be_unshared)
   close_there(&y);
   close_there(&z);
   CHECK_EQ(alive().bytes, 0);
-  end();
 }
 
 TEST(the_memory_outlives_the_core_that_named_it)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1};
-  sim *s = sim_create(&options);
+  sim *device = sim_create(&options);
   esper_core *here;
-  CHECK_OK(esper_core_create(sim_driver(s), NULL, &here));
-  CHECK_OK(esper_core_create(sim_driver(s), NULL, &there));
-  esper_stream st = {sim_stream_create(s, 0), 0, ESPER_STREAM_IMMORTAL};
+  CHECK_OK(esper_core_create(sim_driver(device), NULL, &here));
+  CHECK_OK(esper_core_create(sim_driver(device), NULL, &there));
+  esper_stream st = {sim_stream_create(device, 0), 0, ESPER_STREAM_IMMORTAL};
   void *p, *address, *base;
   esper_page_name *pages;
   size_t count;
@@ -244,18 +226,18 @@ TEST(the_memory_outlives_the_core_that_named_it)
   CHECK_OK(esper_open_shared(there, 0, pages, count, &base));
   esper_core_destroy(here);
   sim_alive now;
-  sim_count_alive(s, 0, &now);
+  sim_count_alive(device, 0, &now);
   CHECK(now.bytes >= 9 * MIB);
   CHECK_EQ(now.names, 0);
   CHECK_EQ(now.ranges, 1);
-  sim_owner_begin(s, base, 9 * MIB, 0, st.handle);
-  sim_kernel(s, 0, st.handle, base, 9 * MIB, SIM_READ);
-  sim_owner_end(s, base);
+  sim_owner_begin(device, base, 9 * MIB, 0, st.handle);
+  sim_kernel(device, 0, st.handle, base, 9 * MIB, SIM_READ);
+  sim_owner_end(device, base);
   CHECK_OK(esper_close_shared(there, base));
-  sim_count_alive(s, 0, &now);
+  sim_count_alive(device, 0, &now);
   CHECK_EQ(now.bytes + now.ranges + now.mappings + now.pages, 0);
   esper_core_destroy(there);
-  CHECK_EQ(sim_failures(s), 0);
-  sim_destroy(s);
+  CHECK_EQ(sim_failures(device), 0);
+  sim_destroy(device);
   free(pages);
 }

@@ -23,9 +23,8 @@ static void a_page_moves_instead(void)
   CHECK_EQ(world_counters(&w, 0).pages_moved, moved + 1);
 }
 
-TEST(with_a_little_slack_nothing_moves)
+SCENE(with_a_little_slack_nothing_moves)
 {
-  begin();
   comb_after_many_moves();
   void *last = get(22, r);
   CHECK_EQ(reserved_mib(), 142);
@@ -37,28 +36,23 @@ TEST(with_a_little_slack_nothing_moves)
   get(26, r); /* 6 MiB would be more than a 25th of 140 */
   CHECK_EQ(world_counters(&w, 0).pages_moved, 257);
   CHECK_EQ(reserved_mib(), 144);
-  end();
 }
 
 /* On a device of 16 GiB or more. */
-TEST(a_small_programs_slack_is_two_large_pages)
+SCENE_WITH(a_small_programs_slack_is_two_large_pages, begin_with(16384, NULL))
 {
-  begin_with(16384, NULL);
   comb_after_many_moves();
   get(60, r);
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
   get(60, r);
   CHECK(world_counters(&w, 0).pages_moved > 256);
-  end();
 }
 
-TEST(pages_move_where_the_device_has_no_room)
+SCENE_WITH(pages_move_where_the_device_has_no_room, begin_with(140, NULL))
 {
-  begin_with(140, NULL);
   comb_after_many_moves();
   a_page_moves_instead();
   CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 0);
-  end();
 }
 
 TEST(pages_move_where_requests_are_rejected)
@@ -75,9 +69,8 @@ TEST(pages_move_where_requests_are_rejected)
 
 /* A device that has no pages for slack is not asked for more until as many have moved again;
  * and that it had none does not say that the heap cannot grow. */
-TEST(a_device_without_room_is_asked_once)
+SCENE_WITH(a_device_without_room_is_asked_once, begin_with(140, NULL))
 {
-  begin_with(140, NULL);
   comb_after_many_moves();
   world_free(&w, get(22, r));
   uint64_t asked = calls(SIM_CALL_page_create);
@@ -91,7 +84,6 @@ TEST(a_device_without_room_is_asked_once)
   CHECK_EQ(reserved_mib(), 140);
   get(82, r);
   CHECK_EQ(reserved_mib(), 142);
-  end();
 }
 
 /* What was the peak of active memory once says nothing of what is needed now. */
@@ -127,11 +119,10 @@ TEST(a_peak_of_long_ago_is_no_slack)
 }
 
 /* Memory that the private pool of a graph has free is nobody's slack. */
-TEST(an_idle_private_pool_takes_no_slack)
+SCENE(an_idle_private_pool_takes_no_slack)
 {
   void *p;
   esper_pool *pool;
-  begin();
   CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
   CHECK_OK(esper_malloc_from(w.core, pool, 60 * MIB, r, &p));
   CHECK_OK(esper_free(w.core, p));
@@ -139,5 +130,4 @@ TEST(an_idle_private_pool_takes_no_slack)
   get(22, r);
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);
   CHECK_EQ(reserved_mib(), 202);
-  end();
 }

@@ -1,9 +1,8 @@
 /* Pages that are lent to another heap, or move within one. */
 #include "pages_world.h"
 
-TEST(scattered_pages_serve_a_large_request)
+SCENE(scattered_pages_serve_a_large_request)
 {
-  begin();
   comb(20, 8, r);
   CHECK_EQ(reserved_mib(), 160);
   void *p = used(80, r);
@@ -14,12 +13,10 @@ TEST(scattered_pages_serve_a_large_request)
   CHECK_STATUS(esper_free(w.core, pieces[0]), ESPER_INVALID); /* a hole */
   world_check(&w);
   world_free(&w, p);
-  end();
 }
 
-TEST(the_trace_shows_pages_that_move)
+SCENE(the_trace_shows_pages_that_move)
 {
-  begin();
   comb(20, 4, r);
   static told_t told;
   size_t unmapped = 0, mapped = 0;
@@ -39,21 +36,17 @@ TEST(the_trace_shows_pages_that_move)
   }
   CHECK_EQ(unmapped, 2);
   CHECK_EQ(mapped, 1);
-  end();
 }
 
-TEST(what_is_missing_besides_is_new)
+SCENE(what_is_missing_besides_is_new)
 {
-  begin();
   comb(20, 4, r);
   get(70, r);
   CHECK_EQ(reserved_mib(), 110);
-  end();
 }
 
-TEST(pinned_segments_lend_nothing)
+SCENE(pinned_segments_lend_nothing)
 {
-  begin();
   comb(20, 4, r);
   first_segment()->pinned = true;
   get(40, r);
@@ -64,14 +57,12 @@ TEST(pinned_segments_lend_nothing)
   first_segment()->pinned = false;
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved_mib(), 80);
-  end();
 }
 
-TEST(other_pools_lend_nothing)
+SCENE(other_pools_lend_nothing)
 {
   esper_pool *pool;
   void *p[4], *q;
-  begin();
   CHECK_OK(esper_pool_create(w.core, 0, 3, 1, &pool));
   for (int i = 0; i < 4; i++)
     CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p[i]));
@@ -88,12 +79,10 @@ TEST(other_pools_lend_nothing)
   CHECK_OK(esper_pool_release(w.core, 0, 3, 1));
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved_mib(), 40);
-  end();
 }
 
-TEST(a_page_that_cannot_be_mapped_goes_home)
+SCENE(a_page_that_cannot_be_mapped_goes_home)
 {
-  begin();
   comb(20, 8, r);
   void *p;
   sim_fail_call(w.s, SIM_CALL_page_map, 2, ESPER_DEVICE_ERROR);
@@ -102,5 +91,4 @@ TEST(a_page_that_cannot_be_mapped_goes_home)
   world_check(&w);
   get(80, r);
   CHECK_EQ(reserved_mib(), 160);
-  end();
 }

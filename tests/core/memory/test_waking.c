@@ -1,9 +1,8 @@
 /* Which pages come back, and within which limits. */
 #include "sleep/sleep_world.h"
 
-TEST(memory_can_be_freed_asleep_and_does_not_wake)
+SCENE(memory_can_be_freed_asleep_and_does_not_wake)
 {
-  begin();
   void *p = used_as("weights", 20 * MIB, r), *q = used_as("weights", 20 * MIB, r);
   void *a = used_as("weights", 1024, r), *b = used_as("weights", 1024, r);
   sleep_all_of("weights");
@@ -19,12 +18,10 @@ TEST(memory_can_be_freed_asleep_and_does_not_wake)
   world_kernel(&w, s, b);
   world_check(&w);
   CHECK(get_as("weights", 1024, r) == a); /* free memory on a page that woke */
-  end();
 }
 
-TEST(a_wake_keeps_to_the_memory_fraction)
+SCENE(a_wake_keeps_to_the_memory_fraction)
 {
-  begin();
   used_as("weights", 40 * MIB, r);
   sleep_all_of("weights");
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.1));
@@ -33,12 +30,10 @@ TEST(a_wake_keeps_to_the_memory_fraction)
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
   wake("weights");
   world_check(&w);
-  end();
 }
 
-TEST(what_was_freed_asleep_and_is_over_does_not_come_back)
+SCENE(what_was_freed_asleep_and_is_over_does_not_come_back)
 {
-  begin();
   void *p = used_as("t", 20 * MIB, r);
   world_run(&w, r);
   CHECK_OK(esper_note_use(w.core, (const void *[]){p}, 1, s));
@@ -47,12 +42,10 @@ TEST(what_was_freed_asleep_and_is_over_does_not_come_back)
   sim_run_all(w.s);
   wake("t");
   CHECK_EQ(alive().bytes, 0);
-  end();
 }
 
-TEST(a_pool_may_go_while_its_memory_sleeps)
+SCENE(a_pool_may_go_while_its_memory_sleeps)
 {
-  begin();
   esper_pool *pool;
   void *p[2];
   CHECK_OK(esper_pool_create(w.core, 0, 7, 1, &pool));
@@ -74,5 +67,4 @@ TEST(a_pool_may_go_while_its_memory_sleeps)
   world_free(&w, p[1]);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(alive().bytes, 0);
-  end();
 }

@@ -4,34 +4,22 @@
 #define ESPER_CAPTURES_WORLD_H
 
 #include "core/order/capture.h"
-#include "world.h"
+#include "one_world.h"
 
-__attribute__((unused)) static world w;
-__attribute__((unused)) static esper_stream r, s, t, o;
+__attribute__((unused)) static esper_stream o;
 
 enum { X = 12, Y = 14 }; /* MiB: each has a segment of its own */
 
 static inline void begin_with(const esper_config *config, size_t capacity)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = capacity};
-  world_begin_with(&w, &options, config);
-  r = w.stream[0];
-  s = w.stream[1];
-  t = w.stream[2];
+  sim_options options = {WHEN_TOLD, .capacity = capacity};
+  begin_on(options, config);
   o = w.stream[3];
 }
 
 static inline void begin(void)
 {
   begin_with(NULL, 0);
-}
-
-static inline void end(void)
-{
-  CHECK(capture_is_valid(w.core));
-  world_end(&w);
 }
 
 static inline presented_t present(esper_stream as)

@@ -5,15 +5,13 @@
 
 /* A capture that was invalidated runs nothing: its streams get what they may
  * have after it. Its nodes are not touched again. */
-TEST(an_invalidated_capture_counts_as_none)
+SCENE(an_invalidated_capture_counts_as_none)
 {
-  begin();
   void *free_before = block(X, r);
   world_free(&w, free_before);
   capture_begin();
   void *x = block(X, r), *y = block(Y, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   void *event = sim_event_create(w.s, 0);
   CHECK_OK(sim_event_record(w.s, 0, event, o.handle));
   CHECK_STATUS(sim_stream_wait(w.s, 0, r.handle, event), ESPER_CAPTURING);
@@ -26,36 +24,30 @@ TEST(an_invalidated_capture_counts_as_none)
   world_kernel(&w, r, free_before);
   world_malloc(&w, X * MIB, r);
   world_malloc(&w, X * MIB, s);
-  end();
 }
 
-static void abort_capture(void *context, sim_call call, int device, void *object)
+SIM_HOOK(abort_capture)
 {
-  (void)context, (void)call, (void)object;
   sim_before_call(w.s, SIM_CALL_capture_before, NULL, NULL);
-  sim_capture_abort(w.s, device, r.handle);
+  sim_capture_abort(w.s, of_device, r.handle);
 }
 
 /* Another thread may do it between any two calls of the driver. */
-TEST(a_capture_that_ends_during_the_walk_is_not_walked_on)
+SCENE(a_capture_that_ends_during_the_walk_is_not_walked_on)
 {
-  begin();
   capture_begin();
   void *x = block(X, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   world_free(&w, x);
   world_wait(&w, r, s);
   sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
   sim_before_call(w.s, SIM_CALL_capture_before, abort_capture, NULL);
   CHECK(world_malloc(&w, X * MIB, r) != x);
   CHECK(!sim_capture_is_valid(w.s, 0, r.handle));
-  end();
 }
 
-TEST(a_child_graph_is_a_node)
+SCENE(a_child_graph_is_a_node)
 {
-  begin();
   capture_begin();
   void *inner = block(X, r);
   sim_graph *child = sim_capture_end(w.s, 0, r.handle);
@@ -63,8 +55,7 @@ TEST(a_child_graph_is_a_node)
   void *x = block(X, r);
   world_wait(&w, s, r);
   sim_graph_launch(w.s, child, 0, s.handle);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   world_free(&w, x);
   CHECK(block(X, r) != x);
   world_wait(&w, r, s);
@@ -72,12 +63,10 @@ TEST(a_child_graph_is_a_node)
   capture_end();
   sim_graph_destroy(w.s, child);
   world_free(&w, inner);
-  end();
 }
 
-TEST(a_mortal_streams_free_is_its_own_affair)
+SCENE(a_mortal_streams_free_is_its_own_affair)
 {
-  begin();
   esper_stream mortal = world_mortal(&w, 0);
   sim_capture_begin(w.s, 0, mortal.handle);
   void *x = block(X, mortal);
@@ -90,22 +79,18 @@ TEST(a_mortal_streams_free_is_its_own_affair)
   sim_graph *graph = sim_capture_end(w.s, 0, mortal.handle);
   CHECK(graph);
   sim_graph_destroy(w.s, graph);
-  end();
 }
 
 /* Captures come and go; what the core keeps of them goes with their uses. */
-TEST(captures_leave_no_metadata)
+SCENE(captures_leave_no_metadata)
 {
-  begin();
   for (int i = 0; i < 10; i++) {
     CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
     capture_begin();
     void *x = block(X, r), *y = block(Y, r);
-    world_read_on(&w, s, x, r);
-    world_use(&w, x, s, 0);
+    world_read_marked(&w, s, x, r);
     world_free(&w, x);
-    world_read_on(&w, s, y, r);
-    world_use(&w, y, s, 0);
+    world_read_marked(&w, s, y, r);
     world_wait(&w, r, s);
     sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
     CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
@@ -118,7 +103,6 @@ TEST(captures_leave_no_metadata)
     CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
     CHECK(!w.core->captures);
   }
-  end();
 }
 
 /* ---- points and vector clocks -------------------------------------------------- */
@@ -128,9 +112,8 @@ static void node(esper_stream stream)
   sim_kernel(w.s, 0, stream.handle, NULL, 0, SIM_READ);
 }
 
-TEST(a_point_is_new_only_where_something_was_recorded)
+SCENE(a_point_is_new_only_where_something_was_recorded)
 {
-  begin();
   stream_t *stream = present(r).stream;
   branch_t *branch = capture_branch(w.core, stream, capture_begin());
   capture_point_t empty, first, same, second;
@@ -153,12 +136,10 @@ TEST(a_point_is_new_only_where_something_was_recorded)
   branch_drop(branch);
   CHECK(!w.core->captures);
   sim_capture_abort(w.s, 0, r.handle);
-  end();
 }
 
-TEST(a_stream_that_left_the_capture_has_no_point)
+SCENE(a_stream_that_left_the_capture_has_no_point)
 {
-  begin();
   stream_t *stream = present(r).stream;
   branch_t *branch = capture_branch(w.core, stream, capture_begin());
   capture_point_t point;
@@ -168,7 +149,6 @@ TEST(a_stream_that_left_the_capture_has_no_point)
   CHECK(!point.branch);
   branch_drop(branch);
   CHECK(!w.core->captures);
-  end();
 }
 
 /* s has a point, and `between` nodes follow it before r's last one. */
@@ -216,9 +196,8 @@ typedef struct joined {
 
 /* r's own long past is not walked over again after each join: there would be no visits left for
  * t's. */
-TEST(what_was_walked_over_before_a_join_is_not_walked_over_again)
+SCENE(what_was_walked_over_before_a_join_is_not_walked_over_again)
 {
-  begin();
   uint64_t capture = capture_begin();
   branch_t *of_r = capture_branch(w.core, present(r).stream, capture);
   branch_t *of_t = capture_branch(w.core, present(t).stream, capture);
@@ -243,13 +222,11 @@ TEST(what_was_walked_over_before_a_join_is_not_walked_over_again)
   branch_drop(of_r);
   branch_drop(of_t);
   sim_capture_abort(w.s, 0, r.handle);
-  end();
 }
 
 /* They cannot all be followed, which withholds memory and nothing else. */
-TEST(from_very_many_tails_nothing_is_learned)
+SCENE(from_very_many_tails_nothing_is_learned)
 {
-  begin();
   stream_t *on_r = present(r).stream;
   uint64_t capture = capture_begin();
   branch_t *of_r = capture_branch(w.core, on_r, capture);
@@ -275,7 +252,6 @@ TEST(from_very_many_tails_nothing_is_learned)
   branch_drop(of_r);
   branch_drop(of_s);
   sim_capture_abort(w.s, 0, r.handle);
-  end();
 }
 
 /* s has joined others when its use ends, so that its next node stands for it. The memory serves a

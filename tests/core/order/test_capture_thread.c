@@ -16,27 +16,23 @@ static void work_nowhere(void *unused)
   CHECK(!may_be_elsewhere(7));
 }
 
-TEST(a_thread_that_did_nothing_yet_is_nowhere_else)
+SCENE(a_thread_that_did_nothing_yet_is_nowhere_else)
 {
-  begin();
   uint64_t capture = capture_begin();
   capture_thread_note(capture, present(r).stream); /* this thread */
   check_on_another_thread(work_nowhere, NULL);
   sim_capture_abort(w.s, 0, r.handle);
-  end();
 }
 
 /* What a thread saw of one core tells another core nothing. */
-TEST(where_a_thread_works_is_remembered_for_one_core)
+SCENE(where_a_thread_works_is_remembered_for_one_core)
 {
-  begin();
   esper_core *other;
   CHECK_OK(esper_core_create(sim_driver(w.s), NULL, &other));
   capture_thread_refused(w.core);
   CHECK(may_be_elsewhere(7));
   CHECK(!capture_thread_may_be_elsewhere(other, 7));
   esper_core_destroy(other);
-  end();
 }
 
 /* ---- frees -------------------------------------------------------------------- */
@@ -108,9 +104,8 @@ TEST(a_thread_whose_mark_nobody_can_place_may_be_inside_a_body)
 }
 
 /* A thread that was refused outside any body frees where it always did. */
-TEST(a_thread_that_was_refused_in_the_capture_frees_there)
+SCENE(a_thread_that_was_refused_in_the_capture_frees_there)
 {
-  begin();
   capture_begin();
   void *x = block(X, r), *p;
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
@@ -118,5 +113,4 @@ TEST(a_thread_that_was_refused_in_the_capture_frees_there)
   world_free(&w, x);
   CHECK(block(X, r) == x);
   capture_end();
-  end();
 }

@@ -11,9 +11,8 @@ static uint64_t questions(void)
 /* ---- one stream ------------------------------------------------------------ */
 
 /* A call asks once, and goes on with that answer. */
-TEST(what_the_driver_was_asked_already_is_not_asked_again)
+SCENE(what_the_driver_was_asked_already_is_not_asked_again)
 {
-  begin();
   uint64_t capture = capture_begin();
   presented_t p = present(r); /* not met before, so the driver was asked */
   CHECK(p.asked);
@@ -22,13 +21,11 @@ TEST(what_the_driver_was_asked_already_is_not_asked_again)
   sim_capture_abort(w.s, 0, r.handle);
   CHECK_EQ(stream_capture_of(p, true), capture);
   CHECK_EQ(questions(), before);
-  end();
 }
 
 /* The question can disturb the capture of another stream. */
-TEST(the_legacy_stream_is_asked_about_only_before_recording)
+SCENE(the_legacy_stream_is_asked_about_only_before_recording)
 {
-  begin();
   presented_t legacy = present((esper_stream){0}),
               all = {.stream = legacy.stream->device->all_streams};
   uint64_t before = questions();
@@ -37,7 +34,6 @@ TEST(the_legacy_stream_is_asked_about_only_before_recording)
   CHECK_EQ(questions(), before);
   CHECK_EQ(stream_capture_of(legacy, true), 0);
   CHECK_EQ(questions(), before + 1);
-  end();
 }
 
 /* ---- some stream of a device ------------------------------------------------- */

@@ -6,8 +6,7 @@
 
 static void begin(void)
 {
-  sim_options options = {.devices = 2, .capacity = 256 * MIB};
-  world_begin_with(&w, &options, NULL);
+  begin_on((sim_options){.devices = 2, .capacity = 256 * MIB}, NULL);
 }
 
 TEST(a_device_that_could_not_be_set_up_is_tried_again)
@@ -28,10 +27,9 @@ TEST(a_device_that_could_not_be_set_up_is_tried_again)
   }
 }
 
-TEST(without_host_memory_a_device_is_not_set_up)
+SCENE(without_host_memory_a_device_is_not_set_up)
 {
   device_t *device;
-  begin();
   for (long calls_left = 0;; calls_left++) {
     CHECK(calls_left < 20);
     check_limit_malloc(calls_left);
@@ -43,13 +41,11 @@ TEST(without_host_memory_a_device_is_not_set_up)
     CHECK(strstr(esper_last_error(), "device 0"));
   }
   CHECK_EQ(w.core->stream_count, 2); /* what there was memory for was kept */
-  end();
 }
 
-TEST(a_limit_is_a_share_of_what_the_driver_says)
+SCENE(a_limit_is_a_share_of_what_the_driver_says)
 {
   device_t *device;
-  begin();
   CHECK_OK(core_device(w.core, 0, &device));
   CHECK_EQ(device->limit, SIZE_MAX);
   CHECK_OK(device_set_limit(device, 0.25));
@@ -60,18 +56,15 @@ TEST(a_limit_is_a_share_of_what_the_driver_says)
   CHECK_OK(device_set_limit(device, 1));
   CHECK_EQ(device->limit, SIZE_MAX);
   CHECK_EQ(calls(SIM_CALL_memory_info), asked); /* nothing to ask */
-  end();
 }
 
-TEST(a_limit_that_the_driver_cannot_help_with_changes_nothing)
+SCENE(a_limit_that_the_driver_cannot_help_with_changes_nothing)
 {
   device_t *device;
-  begin();
   CHECK_OK(core_device(w.core, 0, &device));
   CHECK_OK(device_set_limit(device, 0.5));
   sim_fail_call(w.s, SIM_CALL_memory_info, 1, ESPER_DEVICE_ERROR);
   CHECK_STATUS(device_set_limit(device, 0.25), ESPER_DEVICE_ERROR);
   CHECK_EQ(device->limit, 128 * MIB);
   CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 50);
-  end();
 }

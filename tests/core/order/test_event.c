@@ -3,9 +3,8 @@
 
 #include "streams_world.h"
 
-TEST(an_event_that_the_driver_refuses_is_none)
+SCENE(an_event_that_the_driver_refuses_is_none)
 {
-  begin();
   void *a = event_take(device);
   sim_fail_call(w.s, SIM_CALL_event_create, 1, ESPER_OUT_OF_MEMORY);
   CHECK(!event_take(device));
@@ -16,13 +15,11 @@ TEST(an_event_that_the_driver_refuses_is_none)
   CHECK(b && b != a);
   event_give(device, a);
   event_give(device, b);
-  end();
 }
 
 /* An event that could not be given back without host memory is not made. */
-TEST(without_host_memory_the_driver_makes_no_event)
+SCENE(without_host_memory_the_driver_makes_no_event)
 {
-  begin();
   check_limit_malloc(0);
   void *event = event_take(device);
   check_limit_malloc(-1);
@@ -31,14 +28,12 @@ TEST(without_host_memory_the_driver_makes_no_event)
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_create), 0);
   CHECK_EQ(device->events_alive, 0);
   event_give(device, event_take(device));
-  end();
 }
 
-TEST(without_host_memory_there_is_no_record)
+SCENE(without_host_memory_there_is_no_record)
 {
   enum { MOST = 8192 };
   static record_t *taken[MOST];
-  begin();
   int count = 0;
   check_limit_malloc(0);
   while (count < MOST && (taken[count] = record_take(device)))
@@ -50,5 +45,4 @@ TEST(without_host_memory_there_is_no_record)
   record_t *record = record_take(device);
   CHECK(record);
   record_give(device, record);
-  end();
 }

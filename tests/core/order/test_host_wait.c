@@ -23,9 +23,8 @@ static record_t *never_yet(esper_stream stream)
 }
 
 /* In the simulation a wait in vain takes no time. */
-static void pass_slice(void *context, sim_call call, int of_device, void *object)
+SIM_HOOK(pass_slice)
 {
-  (void)context, (void)call, (void)of_device, (void)object;
   monotonic_skip(SLICE);
 }
 
@@ -46,16 +45,14 @@ static void let_it_end(void)
 
 /* ---- until the event has completed ------------------------------------------- */
 
-TEST(a_limited_wait_goes_on_while_the_event_is_on_its_way)
+SCENE(a_limited_wait_goes_on_while_the_event_is_on_its_way)
 {
-  begin();
   record_t *record = stream_record(present(w.stream[0]));
   sim_fail_call(w.s, SIM_CALL_event_wait, 1, ESPER_NOT_READY);
   CHECK_OK(record_wait_trusting(record));
   CHECK_EQ(limited_waits(), 2);
   CHECK(record->stream->last_wait);
   record_drop(record);
-  end();
 }
 
 static int slices;
@@ -66,9 +63,8 @@ static record_t *elsewhere[MOST]; /* records of another stream */
 static int elsewhere_count, elsewhere_most;
 
 /* It completes in the next slice. */
-static void record_elsewhere(void *context, sim_call call, int of_device, void *object)
+SIM_HOOK(record_elsewhere)
 {
-  (void)context, (void)call, (void)of_device, (void)object;
   if (elsewhere_count < elsewhere_most)
     elsewhere[elsewhere_count++] = stream_record(present(w.stream[2]));
 }
@@ -103,9 +99,8 @@ TEST(what_completes_on_other_streams_prolongs_the_wait_but_not_for_ever)
 
 /* ---- after a wait in vain --------------------------------------------------------- */
 
-TEST(a_stream_that_is_left_alone_is_still_asked)
+SCENE(a_stream_that_is_left_alone_is_still_asked)
 {
-  begin();
   record_t *record = never_yet(w.stream[1]);
   wait_in_vain(record);
   let_it_end();
@@ -115,7 +110,6 @@ TEST(a_stream_that_is_left_alone_is_still_asked)
   CHECK(stream_completed(record->stream, record->number));
   CHECK(!stream_may_be_awaited(record->stream)); /* that it was asked proves little */
   record_drop(record);
-  end();
 }
 
 static bool is_about(uint64_t time, uint64_t wanted)
@@ -123,9 +117,8 @@ static bool is_about(uint64_t time, uint64_t wanted)
   return time >= wanted && time < wanted + wanted / 8;
 }
 
-TEST(after_a_wait_in_vain_a_stream_is_left_alone_forty_times_as_long)
+SCENE(after_a_wait_in_vain_a_stream_is_left_alone_forty_times_as_long)
 {
-  begin();
   record_t *record = never_yet(w.stream[1]);
   for (int i = 0; i < 6; i++) {
     wait_in_vain(record);
@@ -136,14 +129,12 @@ TEST(after_a_wait_in_vain_a_stream_is_left_alone_forty_times_as_long)
   }
   let_it_end();
   record_drop(record);
-  end();
 }
 
 /* Ten minutes, with a wait for each stream every half a second, if it may be awaited. */
-TEST(however_many_streams_are_stuck_little_time_is_lost)
+SCENE(however_many_streams_are_stuck_little_time_is_lost)
 {
   enum { STUCK = 6, MINUTES = 10 };
-  begin();
   record_t *records[STUCK];
   for (int i = 0; i < STUCK; i++)
     records[i] = never_yet(w.stream[i + 1]);
@@ -160,12 +151,10 @@ TEST(however_many_streams_are_stuck_little_time_is_lost)
   let_it_end();
   for (int i = 0; i < STUCK; i++)
     record_drop(records[i]);
-  end();
 }
 
-TEST(streams_for_which_a_wait_was_not_in_vain_are_awaited_meanwhile)
+SCENE(streams_for_which_a_wait_was_not_in_vain_are_awaited_meanwhile)
 {
-  begin();
   record_t *good = stream_record(present(w.stream[0])), *stuck[3];
   CHECK_OK(record_wait_trusting(good));
   for (int i = 0; i < 3; i++)
@@ -184,13 +173,11 @@ TEST(streams_for_which_a_wait_was_not_in_vain_are_awaited_meanwhile)
   record_drop(good);
   for (int i = 0; i < 3; i++)
     record_drop(stuck[i]);
-  end();
 }
 
 /* The entry of a mortal stream that has ended serves another one. */
-TEST(nothing_is_known_of_a_new_stream_whoever_had_its_entry)
+SCENE(nothing_is_known_of_a_new_stream_whoever_had_its_entry)
 {
-  begin();
   void *x = world_malloc(&w, 512, w.stream[0]);
   esper_stream mortal = world_mortal(&w, 0);
   stream_t *entry = present(mortal).stream;
@@ -204,7 +191,6 @@ TEST(nothing_is_known_of_a_new_stream_whoever_had_its_entry)
   CHECK(present(next).stream == entry);
   CHECK(!entry->last_wait);
   world_free(&w, x);
-  end();
 }
 
 /* ---- meanwhile ------------------------------------------------------------------- */
@@ -217,16 +203,14 @@ static void do_this_and_that(void *context)
   CHECK(esper_core_is_valid(w.core));
 }
 
-static void let_others_work(void *context, sim_call call, int of_device, void *object)
+SIM_HOOK(let_others_work)
 {
-  (void)context, (void)call, (void)of_device, (void)object;
   if (slices++ == 0)
     check_on_another_thread(do_this_and_that, NULL);
 }
 
-TEST(no_lock_is_held_meanwhile)
+SCENE(no_lock_is_held_meanwhile)
 {
-  begin();
   slices = 0;
   record_t *record = never_yet(w.stream[1]);
   sim_before_call(w.s, SIM_CALL_event_wait, let_others_work, NULL);
@@ -234,7 +218,6 @@ TEST(no_lock_is_held_meanwhile)
   CHECK(slices > 1);
   let_it_end();
   record_drop(record);
-  end();
 }
 
 /* ---- errors ------------------------------------------------------------------------ */

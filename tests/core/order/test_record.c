@@ -6,9 +6,8 @@
 #include "core/order/retire.h"
 #include "streams_world.h"
 
-TEST(a_dropped_record_gives_its_event_back)
+SCENE(a_dropped_record_gives_its_event_back)
 {
-  begin();
   presented_t s = present(w.stream[0]);
   sim_wait_flag(w.s, 0, s.handle, 0); /* nothing completes */
   for (int i = 0; i < 100; i++)
@@ -16,24 +15,20 @@ TEST(a_dropped_record_gives_its_event_back)
   CHECK(device->events_created < 10);
   CHECK(stream_is_valid(s.stream));
   sim_raise_flag_now(w.s, 0);
-  end();
 }
 
-TEST(a_mortal_streams_handle_is_not_used_later)
+SCENE(a_mortal_streams_handle_is_not_used_later)
 {
-  begin();
   presented_t s = present(world_mortal(&w, 0));
   CHECK(!stream_record_unpresented(s.stream));
   CHECK(!stream_probe(s.stream, 1));
   record_t *record = stream_record(s); /* but now */
   CHECK(record);
   record_drop(record);
-  end();
 }
 
-TEST(a_failed_record_takes_its_number_and_nothing_else)
+SCENE(a_failed_record_takes_its_number_and_nothing_else)
 {
-  begin();
   presented_t s = present(w.stream[0]);
   sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
   CHECK(!stream_record(s));
@@ -45,12 +40,10 @@ TEST(a_failed_record_takes_its_number_and_nothing_else)
   CHECK(record && stream_is_valid(s.stream));
   CHECK_EQ(device->events_created, 1);
   record_drop(record);
-  end();
 }
 
-TEST(an_event_that_somebody_is_using_stays_with_its_record)
+SCENE(an_event_that_somebody_is_using_stays_with_its_record)
 {
-  begin();
   presented_t s = present(w.stream[0]);
   record_t *pinned = stream_record(s), *other = stream_record(s);
   atomic_fetch_add(&pinned->pins, 1);
@@ -71,7 +64,6 @@ TEST(an_event_that_somebody_is_using_stays_with_its_record)
   CHECK(next->event == event || last->event == event); /* it was not lost */
   record_drop(next);
   record_drop(last);
-  end();
 }
 
 static void record_until(unsigned outstanding, presented_t s, record_t **r, int *count)
@@ -81,10 +73,9 @@ static void record_until(unsigned outstanding, presented_t s, record_t **r, int 
 }
 
 /* Of many outstanding records a mark asks about the one in the middle. */
-TEST(a_mark_asks_now_and_then_what_has_completed)
+SCENE(a_mark_asks_now_and_then_what_has_completed)
 {
   enum { MOST = 8 * ASK_AT };
-  begin();
   presented_t s = present(w.stream[0]);
   record_t *r[MOST];
   int count = 0;
@@ -105,12 +96,10 @@ TEST(a_mark_asks_now_and_then_what_has_completed)
   CHECK(stream_is_valid(s.stream));
   while (count)
     record_drop(r[--count]);
-  end();
 }
 
-TEST(a_foreign_event_that_cannot_be_waited_for_leaves_no_record)
+SCENE(a_foreign_event_that_cannot_be_waited_for_leaves_no_record)
 {
-  begin();
   presented_t carrier = present(w.stream[0]);
   void *event = sim_event_create(w.s, 0);
   sim_fail_call(w.s, SIM_CALL_stream_wait, 1, ESPER_DEVICE_ERROR);
@@ -119,13 +108,11 @@ TEST(a_foreign_event_that_cannot_be_waited_for_leaves_no_record)
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
   CHECK(stream_is_valid(carrier.stream));
   sim_event_destroy(w.s, 0, event);
-  end();
 }
 
-TEST(a_stream_keeps_some_spare_records_and_the_device_gets_the_others)
+SCENE(a_stream_keeps_some_spare_records_and_the_device_gets_the_others)
 {
   enum { MANY = STREAM_EVENTS + 10 };
-  begin();
   presented_t s = present(w.stream[0]);
   record_t *record[MANY];
   for (int i = 0; i < MANY; i++)
@@ -141,5 +128,4 @@ TEST(a_stream_keeps_some_spare_records_and_the_device_gets_the_others)
   CHECK(stream_is_valid(s.stream) && records_are_valid(device));
   record_drop(stream_record(s)); /* a spare one */
   CHECK_EQ(device->records.live, STREAM_EVENTS);
-  end();
 }

@@ -5,9 +5,8 @@
 #include "streams_world.h"
 
 /* Of thousands that were there once only the busy ones are asked. */
-TEST(retiring_asks_only_streams_with_outstanding_records)
+SCENE(retiring_asks_only_streams_with_outstanding_records)
 {
-  begin();
   enum { MANY = 300 };
   for (int i = 0; i < MANY; i++)
     record_drop(stream_record(present(world_stream(&w, 0))));
@@ -25,13 +24,11 @@ TEST(retiring_asks_only_streams_with_outstanding_records)
   stream_retire_all(w.core);
   CHECK_EQ(queries(), before + 1);
   record_drop(record);
-  end();
 }
 
 /* With a thousand events done, far fewer are asked about. */
-TEST(retiring_gallops)
+SCENE(retiring_gallops)
 {
-  begin();
   presented_t s = present(w.stream[0]);
   record_t *r[1000];
   for (int i = 0; i < 1000; i++)
@@ -46,7 +43,6 @@ TEST(retiring_gallops)
   CHECK_EQ(queries() - before, 1);
   for (int i = 0; i < 1000; i++)
     record_drop(r[i]);
-  end();
 }
 
 /* ---- probes ------------------------------------------------------------- */
@@ -56,9 +52,8 @@ static uint64_t records(void)
   return sim_calls(w.s, SIM_CALL_event_record);
 }
 
-TEST(of_several_positions_the_latest_is_asked_about)
+SCENE(of_several_positions_the_latest_is_asked_about)
 {
-  begin();
   stream_t *a = present(w.stream[0]).stream, *b = present(w.stream[1]).stream;
   probes_t probes;
   probes.count = 0;
@@ -70,13 +65,11 @@ TEST(of_several_positions_the_latest_is_asked_about)
   CHECK(probes.stream[0] == a && probes.stream[1] == b);
   CHECK_EQ(probes.stamp[0], 7);
   CHECK_EQ(probes.stamp[1], 1);
-  end();
 }
 
 /* A record that is late enough serves again. */
-TEST(a_probe_records_one_event_for_each_stream)
+SCENE(a_probe_records_one_event_for_each_stream)
 {
-  begin();
   presented_t a = present(w.stream[0]), b = present(w.stream[1]);
   probes_t probes;
   probes.count = 0;
@@ -89,12 +82,10 @@ TEST(a_probe_records_one_event_for_each_stream)
   probes_ask(&probes, w.core, false);
   CHECK_EQ(records(), 2);
   CHECK(stream_completed(a.stream, 1) && stream_completed(b.stream, 1));
-  end();
 }
 
-TEST(more_than_so_many_streams_are_not_probed)
+SCENE(more_than_so_many_streams_are_not_probed)
 {
-  begin();
   stream_t *streams[PROBES + 2];
   probes_t probes;
   probes.count = 0;
@@ -110,5 +101,4 @@ TEST(more_than_so_many_streams_are_not_probed)
   CHECK_EQ(records(), PROBES);
   CHECK_EQ(streams[PROBES - 1]->last, 1);
   CHECK_EQ(streams[PROBES]->last + streams[PROBES + 1]->last, 0);
-  end();
 }

@@ -4,30 +4,26 @@
 #include "streams_world.h"
 
 /* Whether ids of two devices can be equal, CUDA does not say. */
-TEST(the_same_id_on_another_device_is_another_stream)
+SCENE_WITH(the_same_id_on_another_device_is_another_stream,
+           world_begin_with(&w, &(sim_options){.devices = 2}, NULL))
 {
-  sim_options options = {.devices = 2};
-  world_begin_with(&w, &options, NULL);
   device_t *devices = w.core->devices;
   stream_t *a = stream_create(w.core, &devices[0], 7, NULL);
   stream_t *b = stream_create(w.core, &devices[1], 7, NULL);
   CHECK(a != b && b->device == &devices[1]);
   CHECK(stream_create(w.core, &devices[0], 7, NULL) == a);
-  end();
 }
 
 /* Streams that only read, each for a while: what is known of one serves the
  * next, and the numbers go on. */
-TEST(streams_that_come_and_go_take_no_memory)
+SCENE(streams_that_come_and_go_take_no_memory)
 {
-  begin();
   void *x = world_malloc(&w, 512, w.stream[0]);
   unsigned before = 0;
   uint64_t last = 0;
   for (int i = 0; i < 1000; i++) {
     esper_stream mortal = world_mortal(&w, 0);
-    world_read_on(&w, mortal, x, w.stream[0]);
-    world_use(&w, x, mortal, 0);
+    world_read_marked(&w, mortal, x, w.stream[0]);
     CHECK_EQ(present(mortal).stream->id, sim_stream_id(w.s, 0, mortal.handle));
     CHECK(present(mortal).stream->last > last);
     last = present(mortal).stream->last;
@@ -39,7 +35,6 @@ TEST(streams_that_come_and_go_take_no_memory)
   }
   CHECK_EQ(w.core->stream_count, before);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
-  end();
 }
 
 static void present_own(void *stream)
@@ -47,9 +42,8 @@ static void present_own(void *stream)
   *(stream_t **)stream = present((esper_stream){(void *)2, 0, 0}).stream;
 }
 
-TEST(a_special_handle_is_the_legacy_stream_or_the_threads_own)
+SCENE(a_special_handle_is_the_legacy_stream_or_the_threads_own)
 {
-  begin();
   CHECK(present((esper_stream){NULL, 0, 0}).stream == device->legacy);
   CHECK(present((esper_stream){(void *)1, 0, 0}).stream == device->legacy);
   stream_t *mine, *again, *others;
@@ -58,5 +52,4 @@ TEST(a_special_handle_is_the_legacy_stream_or_the_threads_own)
   CHECK(mine == again && mine != device->legacy);
   check_on_another_thread(present_own, &others);
   CHECK(others != mine);
-  end();
 }

@@ -9,9 +9,7 @@ enum { ID = 7 };
 
 static inline void begin(void)
 {
-  sim_options options = {.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, NULL);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD, .devices = 2}, NULL);
 }
 
 /* Filters: everything; nothing; a stream that is being captured. */

@@ -53,11 +53,7 @@ static const esper_source SOURCE = {own_obtain, own_give_back, own_drop, &o};
 
 static inline void begin(size_t mib)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = mib * MIB};
-  world_begin_with(&w, &options, NULL);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD, .capacity = mib * MIB}, NULL);
   o = (own){0};
   CHECK_OK(esper_pool_create(w.core, 0, 0, ID, &pool));
 }

@@ -7,9 +7,8 @@
 /* ---- pools of graphs ------------------------------------------------------ */
 
 /* The replay, on a stream that the core has never met, is still running. */
-TEST(memory_that_a_graph_may_touch_is_not_given_back)
+SCENE(memory_that_a_graph_may_touch_is_not_given_back)
 {
-  begin();
   esper_stream unknown = world_mortal(&w, 0);
   capture_begin(ID);
   void *p = world_malloc(&w, 12 * MIB, r);
@@ -26,13 +25,11 @@ TEST(memory_that_a_graph_may_touch_is_not_given_back)
   sim_capture_abort(w.s, 0, s.handle);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 0);
-  end();
 }
 
 /* What a capture freed serves the next one of its pool, on any stream. */
-TEST(graphs_of_one_pool_share_memory)
+SCENE(graphs_of_one_pool_share_memory)
 {
-  begin();
   capture_begin(ID);
   void *p = world_malloc(&w, 12 * MIB, r), *out = world_malloc(&w, 16 * MIB, r);
   world_kernel(&w, r, p);
@@ -52,12 +49,10 @@ TEST(graphs_of_one_pool_share_memory)
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 12 * MIB * 1 + 2 * 16 * MIB);
   drop(second, ID);
-  end();
 }
 
-TEST(a_wholly_free_segment_serves_another_stream_of_the_next_capture)
+SCENE(a_wholly_free_segment_serves_another_stream_of_the_next_capture)
 {
-  begin();
   capture_begin(ID);
   void *p = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, p);
@@ -71,14 +66,12 @@ TEST(a_wholly_free_segment_serves_another_stream_of_the_next_capture)
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   drop(first, ID);
   drop(second, ID);
-  end();
 }
 
 /* Of two captures that one stream was in while the pool was open, nothing is left but their memory;
  * an output keeps the pool. */
-TEST(captures_of_one_stream_leave_one_heap)
+SCENE(captures_of_one_stream_leave_one_heap)
 {
-  begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
   sim_graph *graph[2];
   void *kept[2];
@@ -98,15 +91,13 @@ TEST(captures_of_one_stream_leave_one_heap)
     world_free(&w, kept[i]);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved(), 0);
-  end();
 }
 
 /* ---- pools that are begun without a capture ------------------------------- */
 
 /* Freed between the begin and the first malloc: no capture had a chance to get it. */
-TEST(what_is_freed_after_a_begin_serves_where_nothing_is_captured)
+SCENE(what_is_freed_after_a_begin_serves_where_nothing_is_captured)
 {
-  begin();
   void *p = NULL;
   for (int step = 0; step < 4; step++) {
     CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
@@ -116,19 +107,16 @@ TEST(what_is_freed_after_a_begin_serves_where_nothing_is_captured)
     CHECK(!p || q == p);
     p = q;
     world_kernel(&w, r, p);
-    world_read_on(&w, s, p, r);
-    world_use(&w, p, s, 0);
+    world_read_marked(&w, s, p, r);
     CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
     sim_run_all(w.s);
   }
   CHECK_EQ(reserved(), 12 * MIB);
-  end();
 }
 
 /* What a tree of graphs may read does not, though none of them was handed it. */
-TEST(a_trees_memory_waits_for_the_next_begin)
+SCENE(a_trees_memory_waits_for_the_next_begin)
 {
-  begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   void *p = world_malloc(&w, 12 * MIB, r);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
@@ -139,5 +127,4 @@ TEST(a_trees_memory_waits_for_the_next_begin)
   CHECK(world_malloc(&w, 12 * MIB, r) != p);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   esper_checkpoint_free(checkpoint);
-  end();
 }

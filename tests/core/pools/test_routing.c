@@ -27,16 +27,14 @@ static uint64_t pool_of(const void *p)
   return id;
 }
 
-TEST(a_filter_that_fails_fails_the_malloc)
+SCENE(a_filter_that_fails_fails_the_malloc)
 {
-  begin();
   void *p;
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, fails, NULL));
   CHECK_STATUS(esper_malloc(w.core, 512, r, &p), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "(7, 0)"));
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   world_malloc(&w, 512, r);
-  end();
 }
 
 static uint64_t wanted;
@@ -47,10 +45,9 @@ static int is_wanted(void *context, void *stream)
   return (uint64_t)(uintptr_t)context == wanted;
 }
 
-TEST(any_number_of_pools_is_asked)
+SCENE(any_number_of_pools_is_asked)
 {
   enum { MANY = 100 };
-  begin();
   for (uint64_t id = 1; id <= MANY; id++)
     CHECK_OK(esper_pool_begin(w.core, 0, id, 0, is_wanted, (void *)(uintptr_t)id));
   for (wanted = 1; wanted <= MANY; wanted += 33)
@@ -59,7 +56,6 @@ TEST(any_number_of_pools_is_asked)
   CHECK_STATUS(esper_pool_end(w.core, 0, 34, 0, NULL), ESPER_INVALID);
   wanted = 34;
   CHECK_EQ(pool_of(world_malloc(&w, 512, r)), 0);
-  end();
 }
 
 /* ---- several threads ---------------------------------------------------------- */
@@ -85,9 +81,8 @@ static void *ask(void *got)
 }
 
 /* The program may throw away what the filter needs. */
-TEST(a_pool_has_ended_when_nobody_asks_its_filter_any_more)
+SCENE(a_pool_has_ended_when_nobody_asks_its_filter_any_more)
 {
-  begin();
   pthread_t thread;
   atomic_int answered = 0;
   void *p, *context;
@@ -103,7 +98,6 @@ TEST(a_pool_has_ended_when_nobody_asks_its_filter_any_more)
   pthread_join(thread, NULL);
   CHECK_EQ(pool_of(p), ID);
   CHECK_OK(esper_free(w.core, p));
-  end();
 }
 
 static int declines_late(void *context, void *stream)
@@ -120,9 +114,8 @@ static void *end_pool(void *ended)
 }
 
 /* While the newest pool's filter is asked, that pool and the one behind it end. */
-TEST(a_filter_that_has_ended_meanwhile_is_not_asked)
+SCENE(a_filter_that_has_ended_meanwhile_is_not_asked)
 {
-  begin();
   pthread_t asker, ender;
   atomic_int answered = 0, ended = 0;
   void *p;
@@ -143,5 +136,4 @@ TEST(a_filter_that_has_ended_meanwhile_is_not_asked)
   pthread_join(ender, NULL);
   CHECK_EQ(pool_of(p), 0);
   CHECK_OK(esper_free(w.core, p));
-  end();
 }

@@ -30,18 +30,15 @@ TEST(segments_come_from_the_pools_allocator_and_go_back_to_it)
   CHECK_EQ(o.dropped, 1);
 }
 
-TEST(a_pool_without_memory_drops_its_allocator_at_once)
+SCENE_WITH(a_pool_without_memory_drops_its_allocator_at_once, begin(256))
 {
-  begin(256);
   use_own();
   release();
   CHECK_EQ(o.dropped, 1);
-  end();
 }
 
-TEST(what_the_allocator_answers_the_malloc_answers)
+SCENE_WITH(what_the_allocator_answers_the_malloc_answers, begin(256))
 {
-  begin(256);
   use_own();
   void *p;
   o.answer = ESPER_OUT_OF_MEMORY;
@@ -60,7 +57,6 @@ TEST(what_the_allocator_answers_the_malloc_answers)
   /* The driver had memory all the time. */
   CHECK_EQ(w.core->devices[0].refused, 0);
   get(MIB, r);
-  end();
 }
 
 /* ---- asked directly --------------------------------------------------------------- */
@@ -72,14 +68,12 @@ static esper_status obtain_nothing(void *context, int device, size_t size, void 
 }
 
 /* Its word that all is well is not enough. */
-TEST(an_allocator_that_gives_no_address_is_out_of_memory)
+SCENE_WITH(an_allocator_that_gives_no_address_is_out_of_memory, begin(64))
 {
-  begin(64);
   uintptr_t address = 0;
   pool->source = (esper_source){obtain_nothing, own_give_back, NULL, &o};
   CHECK_STATUS(source_obtain(pool, 2 * MIB, &address), ESPER_OUT_OF_MEMORY);
   CHECK(strstr(esper_last_error(), "did not provide a segment of 2097152 bytes"));
   CHECK(!address);
   source_drop(pool); /* it need not know */
-  end();
 }

@@ -7,12 +7,10 @@
 
 static inline void begin_as(size_t capacity, size_t allowance, sim_completion completion)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+  begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN,
                          .completion = completion,
-                         .capacity = capacity};
-  esper_config config = {.allowance = allowance};
-  world_begin_with(&w, &options, &config);
-  name_streams();
+                         .capacity = capacity},
+           &(esper_config){.allowance = allowance});
 }
 
 static inline void begin_with(size_t capacity, size_t allowance)
@@ -36,8 +34,7 @@ static inline void *block(size_t size, esper_stream stream)
 static inline void *pending(size_t size)
 {
   void *p = block(size, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   return p;
 }
@@ -45,8 +42,7 @@ static inline void *pending(size_t size)
 /* p was read on the reader, which has not got there yet, and is free. */
 static inline void read_and_free(void *p, esper_stream reader)
 {
-  world_read_on(&w, reader, p, r);
-  world_use(&w, p, reader, 0);
+  world_read_marked(&w, reader, p, r);
   world_free(&w, p);
 }
 

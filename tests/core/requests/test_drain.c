@@ -9,11 +9,7 @@
 
 static void begin(size_t mib)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = mib * MIB};
-  world_begin_with(&w, &options, NULL);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD, .capacity = mib * MIB}, NULL);
 }
 
 /* Another thread: reads a block on the mortal stream, and frees it. */
@@ -22,9 +18,8 @@ static struct {
   esper_stream reader, owner;
 } meanwhile;
 
-static void read_and_free(void *context, sim_call call, int device, void *object)
+SIM_HOOK(read_and_free)
 {
-  (void)context, (void)call, (void)device;
   if (!meanwhile.block || object != meanwhile.reader.handle)
     return;
   void *block = meanwhile.block;
@@ -33,9 +28,8 @@ static void read_and_free(void *context, sim_call call, int device, void *object
   world_free(&w, block);
 }
 
-TEST(an_event_from_before_the_free_does_not_cover_a_held_use)
+SCENE_WITH(an_event_from_before_the_free_does_not_cover_a_held_use, begin(12 + 14 + 2))
 {
-  begin(12 + 14 + 2);
   esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
   world_record_stream(&w, x, mortal);
@@ -53,23 +47,16 @@ TEST(an_event_from_before_the_free_does_not_cover_a_held_use)
   CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
   CHECK(world_malloc(&w, 14 * MIB, r) == y);
-  world_end(&w);
 }
 
 static void begin_with_two_devices(void)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .devices = 2,
-                         .capacity = 12 * MIB};
-  world_begin_with(&w, &options, NULL);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD, .devices = 2, .capacity = 12 * MIB}, NULL);
 }
 
 /* That device is at work on what waits for r: better no memory than no end. */
-TEST(the_host_does_not_wait_for_ever_for_another_device)
+SCENE_WITH(the_host_does_not_wait_for_ever_for_another_device, begin_with_two_devices())
 {
-  begin_with_two_devices();
   esper_stream far = world_mortal(&w, 1);
   esper_stream spinning = world_stream(&w, 1);
   sim_wait_flag(w.s, 1, spinning.handle, 0);
@@ -83,7 +70,6 @@ TEST(the_host_does_not_wait_for_ever_for_another_device)
   CHECK_EQ(sim_pending_all(w.s), 0);
   monotonic_skip(60 * 1000000);
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
-  world_end(&w);
 }
 
 /* Device 1 is waited for in vain: something there spins until `stop_spinning`. */
@@ -114,18 +100,15 @@ static void let_the_pool_go(void)
 }
 
 /* Which stream replays are on is not known: any of that device. */
-TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
+SCENE_WITH(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device, begin_with_two_devices())
 {
-  begin_with_two_devices();
   esper_stream far = world_stream(&w, 1), farther = world_stream(&w, 1);
   esper_stream on = world_stream(&w, 1);
   CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, r.handle);
   void *x = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, far, x, r);
-  world_use(&w, x, far, 0);
-  world_read_on(&w, farther, x, r);
-  world_use(&w, x, farther, 0);
+  world_read_marked(&w, far, x, r);
+  world_read_marked(&w, farther, x, r);
   world_free(&w, x);
   world_wait(&w, r, far);
   world_wait(&w, r, farther);
@@ -134,15 +117,13 @@ TEST(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device)
   sim_graph_launch(w.s, graph, 1, on.handle);
   sim_graph_destroy(w.s, graph);
   let_the_pool_go();
-  world_end(&w);
 }
 
 /* ---- how long ----------------------------------------------------------------- */
 
 /* A capture that nobody announced, on a stream that the core has not met, while a pool is open. */
-TEST(a_drain_that_cannot_tell_ends_no_capture)
+SCENE_WITH(a_drain_that_cannot_tell_ends_no_capture, begin(64))
 {
-  begin(64);
   void *handle = sim_stream_create(w.s, 0);
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
   sim_capture_begin(w.s, 0, handle);
@@ -150,14 +131,12 @@ TEST(a_drain_that_cannot_tell_ends_no_capture)
   CHECK(sim_capture_is_valid(w.s, 0, handle));
   sim_graph_destroy(w.s, sim_capture_end(w.s, 0, handle));
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
-  world_end(&w);
 }
 
 /* Memory that was lent is freed while a stream that is not PyTorch's is captured, unannounced.
  * Nothing ends that capture. When the stream shows itself again, memory is lent again. */
-TEST(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream)
+SCENE_WITH(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream, begin(1024))
 {
-  begin(1024);
   esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 9 * MIB, s);
   world_malloc(&w, 9 * MIB, s);
@@ -175,7 +154,6 @@ TEST(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream)
   world_note_all(&w);
   world_malloc(&w, 9 * MIB, w.stream[2]);
   CHECK_EQ(world_counters(&w, 0).loans, 2);
-  world_end(&w);
 }
 
 static int no_stream(void *context, void *handle)
@@ -211,9 +189,8 @@ TEST(while_a_pool_is_open_memory_goes_to_other_streams_before_it_runs_out)
 static esper_stream capturing;
 static int captures;
 
-static void begin_a_capture(void *context, sim_call call, int device, void *object)
+SIM_HOOK(begin_a_capture)
 {
-  (void)context, (void)call, (void)device, (void)object;
   if (captures++)
     return;
   sim_capture_begin(w.s, 0, capturing.handle);
@@ -222,9 +199,8 @@ static void begin_a_capture(void *context, sim_call call, int device, void *obje
 
 /* The host waits for an event for all streams, and a stream that is not PyTorch's is captured
  * meanwhile. */
-TEST(a_capture_that_begins_during_a_wait_is_not_forgotten)
+SCENE_WITH(a_capture_that_begins_during_a_wait_is_not_forgotten, begin(1024))
 {
-  begin(1024);
   capturing = world_mortal(&w, 0);
   captures = 0;
   void *x = world_malloc(&w, 9 * MIB, s);
@@ -241,13 +217,11 @@ TEST(a_capture_that_begins_during_a_wait_is_not_forgotten)
   world_free(&w, x);
   CHECK(sim_capture_is_valid(w.s, 0, capturing.handle));
   sim_graph_destroy(w.s, sim_capture_end(w.s, 0, capturing.handle));
-  world_end(&w);
 }
 
 /* The stream is gone, and never shows that its capture is over. */
-TEST(a_capture_of_a_stream_that_is_gone_is_forgotten_when_a_pool_ends)
+SCENE_WITH(a_capture_of_a_stream_that_is_gone_is_forgotten_when_a_pool_ends, begin(1024))
 {
-  begin(1024);
   esper_stream mortal = world_mortal(&w, 0);
   sim_capture_begin(w.s, 0, mortal.handle);
   world_malloc(&w, 5 * MIB, mortal);
@@ -262,5 +236,4 @@ TEST(a_capture_of_a_stream_that_is_gone_is_forgotten_when_a_pool_ends)
   world_note_all(&w);
   world_malloc(&w, 9 * MIB, w.stream[2]);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 3);
-  world_end(&w);
 }

@@ -44,25 +44,21 @@ TEST(beyond_the_allowance_the_host_waits_for_the_oldest)
   }
 }
 
-TEST(the_default_is_128_mib)
+SCENE_WITH(the_default_is_128_mib, begin_with(1024 * MIB, 0))
 {
-  begin_with(1024 * MIB, 0);
   CHECK(world_malloc(&w, 512, r));
   CHECK_EQ(world_counters(&w, 0).allowance, 128 * MIB);
-  end();
 }
 
 /* Then all that is pending is waited for, whatever the allowance. */
-TEST(what_is_pending_is_waited_for_when_memory_cannot_grow)
+SCENE_WITH(what_is_pending_is_waited_for_when_memory_cannot_grow, begin_with(1024 * MIB, 512 * MIB))
 {
-  begin_with(1024 * MIB, 512 * MIB);
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 25. / 1024));
   void *p = pending(12 * MIB), *q = pending(12 * MIB);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   CHECK(world_malloc(&w, 12 * MIB, r) == q);
   CHECK_EQ(held_back(), 0);
   CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 0);
-  end();
 }
 
 static uint64_t pending_bytes(void)
@@ -71,29 +67,25 @@ static uint64_t pending_bytes(void)
 }
 
 /* A layer frees one tensor of 64 MiB, and then four of 2 MiB. */
-TEST(a_large_block_behind_smaller_ones_is_not_waited_for)
+SCENE_WITH(a_large_block_behind_smaller_ones_is_not_waited_for, begin_holding())
 {
-  begin_holding();
   for (int i = 0; i < 6; i++) {
     void *tensor[5];
     for (int j = 0; j < 5; j++)
       tensor[j] = block(j ? 2 * MIB : 64 * MIB, r);
     CHECK(!i || pending_bytes() >= 72 * MIB);
     for (int j = 0; j < 5; j++) {
-      world_read_on(&w, s, tensor[j], r);
-      world_use(&w, tensor[j], s, 0);
+      world_read_marked(&w, s, tensor[j], r);
       world_free(&w, tensor[j]);
     }
   }
   CHECK(held_back() > 0);
-  end();
 }
 
 /* ---- the allowance is raised ------------------------------------------------- */
 
-static void complete_all(void *context, sim_call call, int device, void *object)
+SIM_HOOK(complete_all)
 {
-  (void)context, (void)call, (void)device, (void)object;
   sim_run_all(w.s);
 }
 
@@ -108,20 +100,16 @@ static void drain_by_waiting(void)
   CHECK_EQ(held_back(), 1);
 }
 
-TEST(a_wait_that_left_the_streams_idle_doubles_the_allowance)
+SCENE_WITH(a_wait_that_left_the_streams_idle_doubles_the_allowance, begin_holding())
 {
-  begin_holding();
   drain_by_waiting();
   CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
-  end();
 }
 
-TEST(the_allowance_is_not_raised_beyond_what_is_left)
+SCENE_WITH(the_allowance_is_not_raised_beyond_what_is_left, begin_with(100 * MIB, 40 * MIB))
 {
-  begin_with(100 * MIB, 40 * MIB);
   drain_by_waiting();
   CHECK_EQ(world_counters(&w, 0).allowance, 40 * MIB);
-  end();
 }
 
 /* ---- when nobody waits ---------------------------------------------------------- */
@@ -135,9 +123,8 @@ static void spin(void)
 }
 
 /* Another thread keeps freeing into the heap while this one waits. */
-static void free_more(void *context, sim_call call, int device, void *object)
+SIM_HOOK(free_more)
 {
-  (void)call, (void)device, (void)object;
   int *left = context;
   if (*left > 0) {
     --*left;
@@ -145,9 +132,8 @@ static void free_more(void *context, sim_call call, int device, void *object)
   }
 }
 
-TEST(others_that_free_for_ever_keep_nobody_waiting)
+SCENE_WITH(others_that_free_for_ever_keep_nobody_waiting, begin_with(4096 * MIB, 1))
 {
-  begin_with(4096 * MIB, 1);
   for (int i = 0; i < 4; i++)
     pending(12 * MIB);
   uint64_t before = held_back();
@@ -157,13 +143,11 @@ TEST(others_that_free_for_ever_keep_nobody_waiting)
   sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
   CHECK(held_back() - before < 100);
   CHECK(left > 800);
-  end();
 }
 
 /* Its end cannot be asked for, but that of the request's stream can. */
-TEST(waits_for_a_mortal_stream_raise_the_allowance_too)
+SCENE_WITH(waits_for_a_mortal_stream_raise_the_allowance_too, begin_holding())
 {
-  begin_holding();
   esper_stream mortal = world_mortal(&w, 0);
   for (int i = 0; i < 3; i++) {
     void *p = block(12 * MIB, r);
@@ -173,23 +157,19 @@ TEST(waits_for_a_mortal_stream_raise_the_allowance_too)
   world_malloc(&w, 12 * MIB, r);
   CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
   sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
-  end();
 }
 
-TEST(a_new_allowance_is_not_raised_yet)
+SCENE_WITH(a_new_allowance_is_not_raised_yet, begin_holding())
 {
-  begin_holding();
   drain_by_waiting();
   CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
   CHECK_OK(esper_configure(w.core, &(esper_config){.allowance = 64 * MIB}));
   CHECK_EQ(world_counters(&w, 0).allowance, 64 * MIB);
   sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
-  end();
 }
 
-TEST(nobody_waits_inside_a_capture)
+SCENE_WITH(nobody_waits_inside_a_capture, begin_holding())
 {
-  begin_holding();
   spin();
   sim_capture_begin(w.s, 0, r.handle);
   void *p = world_malloc(&w, 12 * MIB, r);
@@ -199,7 +179,6 @@ TEST(nobody_waits_inside_a_capture)
   CHECK_EQ(calls(SIM_CALL_event_wait) + calls(SIM_CALL_event_synchronize), 0);
   sim_graph_destroy(w.s, graph);
   sim_raise_flag_now(w.s, 0);
-  end();
 }
 
 static int allocate(void *context)
@@ -209,8 +188,7 @@ static int allocate(void *context)
   world_free(&w, p);
   for (int i = 0; i < 8; i++) {
     p = block(2 * MIB, t);
-    world_read_on(&w, s, p, t);
-    world_use(&w, p, s, 0);
+    world_read_marked(&w, s, p, t);
     world_free(&w, p);
   }
   CHECK_EQ(world_counters(&w, 0).held_back, 0);
@@ -218,14 +196,12 @@ static int allocate(void *context)
 }
 
 /* The thread that asked for the memory may hold what the other stream's work needs. */
-TEST(nobody_waits_in_a_callback)
+SCENE_WITH(nobody_waits_in_a_callback, begin_as(64 * MIB, 1, SIM_WHEN_TOLD))
 {
-  begin_as(64 * MIB, 1, SIM_WHEN_TOLD);
   esper_config config = {.allowance = 1, .free_memory = allocate};
   CHECK_OK(esper_configure(w.core, &config));
   void *p;
   CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-  end();
 }
 
 static esper_status obtain(void *context, int device, size_t size, void **ptr)
@@ -240,12 +216,10 @@ static void give_back(void *context, int device, void *ptr, size_t size)
   CHECK_OK(esper_free(w.core, ptr));
 }
 
-TEST(nobody_waits_in_a_mempools_own_allocator)
+SCENE_WITH(nobody_waits_in_a_mempools_own_allocator,
+           begin_on((sim_options){.completion = SIM_WHEN_TOLD, .capacity = 1024 * MIB},
+                    &(esper_config){.allowance = 40 * MIB}))
 {
-  sim_options options = {.completion = SIM_WHEN_TOLD, .capacity = 1024 * MIB};
-  esper_config config = {.allowance = 40 * MIB};
-  world_begin_with(&w, &options, &config);
-  name_streams();
   esper_source source = {.obtain = obtain, .give_back = give_back};
   esper_pool *pool;
   CHECK_OK(esper_pool_create(w.core, 0, 0, 9, &pool));
@@ -259,7 +233,6 @@ TEST(nobody_waits_in_a_mempools_own_allocator)
   CHECK_OK(esper_free(w.core, p));
   CHECK_OK(esper_pool_release(w.core, 0, 0, 9));
   CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* its memory is a block of the default pool */
-  end();
 }
 
 /* ---- while the host waits --------------------------------------------------------- */
@@ -274,15 +247,13 @@ static void give_up_locks(void (*wait)(void *), void *argument)
   inside = 0;
 }
 
-static void check_inside(void *context, sim_call call, int device, void *object)
+SIM_HOOK(check_inside)
 {
-  (void)context, (void)call, (void)device, (void)object;
   CHECK(inside);
 }
 
-TEST(the_embedder_gives_up_its_locks_meanwhile)
+SCENE_WITH(the_embedder_gives_up_its_locks_meanwhile, begin_holding())
 {
-  begin_holding();
   esper_config config = {.allowance = 40 * MIB, .while_waiting = give_up_locks};
   CHECK_OK(esper_configure(w.core, &config));
   hooks = 0;
@@ -292,7 +263,6 @@ TEST(the_embedder_gives_up_its_locks_meanwhile)
   CHECK_EQ(hooks, 2);
   CHECK_EQ(held_back(), 2);
   sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
-  end();
 }
 
 static void sleep_there(void *context)
@@ -301,22 +271,16 @@ static void sleep_there(void *context)
   CHECK_OK(esper_sleep(w.core, 0, NULL, 0, ESPER_KEEP_HOST, NULL));
 }
 
-static void sleep_meanwhile(void *context, sim_call call, int device, void *object)
+SIM_HOOK(sleep_meanwhile)
 {
-  (void)context, (void)call, (void)device, (void)object;
   sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
   check_on_another_thread(sleep_there, NULL);
 }
 
-TEST(what_goes_to_sleep_meanwhile_is_not_handed_out)
+SCENE_WITH(what_goes_to_sleep_meanwhile_is_not_handed_out,
+           begin_on((sim_options){WHEN_TOLD, .capacity = 1024 * MIB, .virtual_memory = true},
+                    &(esper_config){.allowance = 40 * MIB}))
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .capacity = 1024 * MIB,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = true};
-  esper_config config = {.allowance = 40 * MIB};
-  world_begin_with(&w, &options, &config);
-  name_streams();
   for (int i = 0; i < 3; i++)
     pending(12 * MIB);
   sim_before_call(w.s, SIM_CALL_event_wait, sleep_meanwhile, NULL);
@@ -325,5 +289,4 @@ TEST(what_goes_to_sleep_meanwhile_is_not_handed_out)
   CHECK_EQ(held_back(), 1);
   CHECK_OK(esper_wake(w.core, 0, NULL, 0, NULL));
   world_free(&w, block(12 * MIB, r));
-  end();
 }

@@ -5,9 +5,8 @@
 
 /* ---- both have it ---------------------------------------------------------- */
 
-TEST(what_one_writes_the_other_reads)
+SCENE_WITH(what_one_writes_the_other_reads, begin_with(1))
 {
-  begin_with(1);
   char *p = get(9);
   sent x;
   char *q = send_there(p, &x);
@@ -19,12 +18,10 @@ TEST(what_one_writes_the_other_reads)
   q[5 * MIB] = 77;
   CHECK_EQ(p[5 * MIB], 77);
   close_there(&x);
-  end();
 }
 
-TEST(it_may_be_opened_more_than_once)
+SCENE(it_may_be_opened_more_than_once)
 {
-  begin();
   void *p = get(9);
   sent x = share(p), y = share(p);
   char *a = open_there(&x), *b = open_there(&y);
@@ -34,7 +31,6 @@ TEST(it_may_be_opened_more_than_once)
   touch(t, b, 9 * MIB);
   close_there(&y);
   CHECK_EQ(alive().mappings, x.count);
-  end();
 }
 
 TEST(what_is_not_closed_goes_with_the_core)
@@ -51,9 +47,8 @@ TEST(what_is_not_closed_goes_with_the_core)
 /* ---- closing --------------------------------------------------------------- */
 
 /* The oracle complains if it does not. */
-TEST(closing_waits_for_what_is_at_work)
+SCENE(closing_waits_for_what_is_at_work)
 {
-  begin();
   void *p = get(9);
   sent x;
   char *q = send_there(p, &x);
@@ -62,12 +57,10 @@ TEST(closing_waits_for_what_is_at_work)
   close_there(&x);
   CHECK_EQ(sim_pending_all(w.s), 0);
   CHECK_EQ(alive().ranges, 1);
-  end();
 }
 
-TEST(closing_waits_for_peers_at_work)
+SCENE(closing_waits_for_peers_at_work)
 {
-  begin();
   void *p = get(9), *known;
   sent x;
   CHECK_OK(esper_malloc(there, 512, t_far, &known));
@@ -77,12 +70,10 @@ TEST(closing_waits_for_peers_at_work)
   close_there(&x);
   CHECK_EQ(sim_pending(w.s, 1, t_far.handle), 0);
   CHECK_EQ(alive().ranges, 1);
-  end();
 }
 
-TEST(in_a_capture_closing_is_for_later)
+SCENE(in_a_capture_closing_is_for_later)
 {
-  begin();
   void *p = get(9), *q;
   sent x;
   char *a = send_there(p, &x);
@@ -99,13 +90,11 @@ TEST(in_a_capture_closing_is_for_later)
   CHECK_EQ(alive().ranges, 3);
   CHECK_OK(esper_empty_cache(there, 0, NULL));
   CHECK_EQ(alive().ranges, 2);
-  end();
 }
 
 /* Its stream has got no memory yet, so nobody knows of it. */
-TEST(while_a_pool_is_open_closing_is_for_later)
+SCENE(while_a_pool_is_open_closing_is_for_later)
 {
-  begin();
   sent x;
   send_there(get(9), &x);
   esper_stream unmet = world_stream(&w, 0);
@@ -119,12 +108,10 @@ TEST(while_a_pool_is_open_closing_is_for_later)
   CHECK_OK(esper_pool_release(there, 0, 9, 0));
   CHECK_OK(esper_empty_cache(there, 0, NULL));
   CHECK_EQ(alive().ranges, 1);
-  end();
 }
 
-TEST(what_was_waited_for_in_vain_is_unmapped_later)
+SCENE(what_was_waited_for_in_vain_is_unmapped_later)
 {
-  begin();
   sent x, y;
   char *a = send_there(get(9), &x);
   send_there(get(5), &y);
@@ -139,14 +126,12 @@ TEST(what_was_waited_for_in_vain_is_unmapped_later)
   close_there(&y); /* and the other one */
   CHECK_EQ(calls(SIM_CALL_page_unmap), unmapped + x.count + y.count);
   CHECK_EQ(alive().ranges, 1);
-  end();
 }
 
 /* ---- peers ----------------------------------------------------------------- */
 
-TEST(peers_access_what_is_shared)
+SCENE(peers_access_what_is_shared)
 {
-  begin();
   sent x, y;
   char *a = send_there(get(9), &x);
   CHECK(!sim_may_access(w.s, 1, a, 9 * MIB));
@@ -156,14 +141,12 @@ TEST(peers_access_what_is_shared)
   CHECK(sim_may_access(w.s, 1, b, 12 * MIB));
   close_there(&x);
   close_there(&y);
-  end();
 }
 
 /* ---- the driver refuses ---------------------------------------------------- */
 
-TEST(names_that_make_no_sense_are_refused)
+SCENE(names_that_make_no_sense_are_refused)
 {
-  begin();
   sent x = share(get(9));
   esper_page_name wrong = x.pages[0];
   void *base;
@@ -181,7 +164,6 @@ TEST(names_that_make_no_sense_are_refused)
   sim_alive after = alive();
   CHECK(!base && !memcmp(&before, &after, sizeof before));
   free(x.pages);
-  end();
 }
 
 TEST(a_device_without_pages_opens_none)

@@ -1,24 +1,20 @@
 /* malloc and free, in the order of the steps of requests/malloc.c. */
 #include "malloc_world.h"
 
-TEST(zero_bytes_are_null)
+SCENE(zero_bytes_are_null)
 {
-  begin();
   void *p = &w;
   CHECK_OK(esper_malloc(w.core, 0, r, &p));
   CHECK(!p);
   CHECK_OK(esper_free(w.core, NULL));
-  end();
 }
 
-TEST(a_pending_block_is_ready_as_soon_as_its_use_has_completed)
+SCENE(a_pending_block_is_ready_as_soon_as_its_use_has_completed)
 {
-  begin();
   void *p = pending(12 * MIB);
   sim_run_all(w.s);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   CHECK_EQ(calls(SIM_CALL_event_wait), 0);
-  end();
 }
 
 /* Beside a live block of r, s asks for one and frees it, `count` times: its loans. */
@@ -46,9 +42,8 @@ TEST(who_cannot_grow_goes_on_borrowing)
   world_end(&w);
 }
 
-TEST(cached_segments_go_back_when_memory_is_short)
+SCENE_WITH(cached_segments_go_back_when_memory_is_short, begin_with(40 * MIB, ESPER_ALLOWANCE_OFF))
 {
-  begin_with(40 * MIB, ESPER_ALLOWANCE_OFF);
   world_free(&w, block(12 * MIB, r));
   world_free(&w, block(14 * MIB, r));
   world_malloc(&w, 30 * MIB, r);
@@ -56,7 +51,6 @@ TEST(cached_segments_go_back_when_memory_is_short)
   CHECK_EQ(stats.num_alloc_retries, 1);
   CHECK_EQ(stats.num_ooms, 0);
   CHECK(stats.num_device_free > 0);
-  end();
 }
 
 static int freed;
@@ -72,9 +66,9 @@ static int free_victim(void *context)
   return ++freed;
 }
 
-TEST(the_embedders_callback_is_asked_before_giving_up)
+SCENE_WITH(the_embedders_callback_is_asked_before_giving_up,
+           begin_with(12 * MIB, ESPER_ALLOWANCE_OFF))
 {
-  begin_with(12 * MIB, ESPER_ALLOWANCE_OFF);
   esper_config config = {.free_memory = free_victim, .free_memory_context = &w};
   CHECK_OK(esper_configure(w.core, &config));
   freed = 0;
@@ -83,13 +77,12 @@ TEST(the_embedders_callback_is_asked_before_giving_up)
   CHECK_EQ(freed, 1);
   void *p;
   CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
-  end();
 }
 
 /* s waits for what r enqueues after its next malloc. */
-TEST(work_that_waits_for_this_host_ends_in_an_error_of_the_host_wait)
+SCENE_WITH(work_that_waits_for_this_host_ends_in_an_error_of_the_host_wait,
+           begin_with(12 * MIB, ESPER_ALLOWANCE_OFF))
 {
-  begin_with(12 * MIB, ESPER_ALLOWANCE_OFF);
   world_note_failures(&w);
   void *p = block(12 * MIB, r), *q;
   world_wait(&w, s, r);
@@ -102,12 +95,10 @@ TEST(work_that_waits_for_this_host_ends_in_an_error_of_the_host_wait)
   sim_raise_flag(w.s, 0, r.handle, 0);
   sim_run_all(w.s);
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  end();
 }
 
-TEST(with_nothing_pending_a_pair_calls_the_driver_for_the_capture_alone)
+SCENE(with_nothing_pending_a_pair_calls_the_driver_for_the_capture_alone)
 {
-  begin();
   world_free(&w, world_malloc(&w, 4096, r));
   uint64_t before = calls(SIM_CALL_any), captures = calls(SIM_CALL_stream_capture);
   for (int i = 0; i < 100; i++) {
@@ -117,17 +108,13 @@ TEST(with_nothing_pending_a_pair_calls_the_driver_for_the_capture_alone)
   }
   CHECK(calls(SIM_CALL_any) - before <= 100);
   CHECK_EQ(calls(SIM_CALL_any) - before, calls(SIM_CALL_stream_capture) - captures);
-  end();
 }
 
 /* A million steps in which the host waits for what was just marked: after the first ones no event
  * is made and no memory is got, of any kind. */
-TEST(a_million_steady_steps_need_nothing_new)
+SCENE_WITH(a_million_steady_steps_need_nothing_new,
+           begin_on((sim_options){.completion = SIM_WHEN_TOLD}, &(esper_config){.allowance = 1}))
 {
-  sim_options options = {.completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, &(esper_config){.allowance = 1});
-  r = w.stream[0];
-  s = w.stream[1];
   esper_counters first = {0}, now;
   void *next;
   for (int step = 0; step < 1000000; step++) {
@@ -144,5 +131,4 @@ TEST(a_million_steady_steps_need_nothing_new)
   CHECK_EQ(now.metadata_bytes, first.metadata_bytes);
   CHECK_EQ(calls(SIM_CALL_memory_alloc), 1);
   CHECK(now.events_alive <= 128);
-  end();
 }

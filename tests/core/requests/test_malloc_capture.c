@@ -12,9 +12,8 @@ static int on_r(void *context, void *stream)
 
 /* Inside a capture nobody waits and nothing goes back; the next request that fits
  * is served, and the graph is whole. */
-TEST(a_capture_survives_being_out_of_memory)
+SCENE_WITH(a_capture_survives_being_out_of_memory, begin_with(NULL, 44 * MIB))
 {
-  begin_with(NULL, 44 * MIB);
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, on_r, NULL));
   sim_capture_begin(w.s, 0, r.handle);
   void *a = world_malloc(&w, 12 * MIB, r), *p;
@@ -36,5 +35,4 @@ TEST(a_capture_survives_being_out_of_memory)
   world_free(&w, b);
   CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
   world_malloc(&w, 40 * MIB, s); /* all of it came back */
-  end();
 }

@@ -22,9 +22,8 @@ static bool comes_back(void *x, esper_stream stream)
   return world_malloc(&w, 12 * MIB, stream) == x;
 }
 
-TEST(a_note_costs_no_event_until_the_free)
+SCENE(a_note_costs_no_event_until_the_free)
 {
-  begin();
   void *x = world_malloc(&w, 12 * MIB, r);
   for (int i = 0; i < 3; i++) {
     note(x, s);
@@ -35,7 +34,6 @@ TEST(a_note_costs_no_event_until_the_free)
   CHECK_EQ(uses(), 2);
   world_free(&w, x);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 2);
-  end();
 }
 
 static device_t *held;
@@ -49,9 +47,7 @@ static void note_meanwhile(void *x)
 TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
 {
   sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 64 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
   const char *cold = "cold";
   CHECK_OK(esper_tag_push(cold));
   void *asleep = world_malloc(&w, 12 * MIB, r);
@@ -72,9 +68,8 @@ TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
 }
 
 /* Free blocks are in a tree, whose links are where live ones remember their notes. */
-TEST(what_a_free_block_was_is_no_note)
+SCENE(what_a_free_block_was_is_no_note)
 {
-  begin();
   enum { BLOCKS = 15, STREAMS = 31 };
   esper_stream streams[STREAMS];
   void *x[BLOCKS];
@@ -96,13 +91,11 @@ TEST(what_a_free_block_was_is_no_note)
     CHECK_EQ(uses(), STREAMS * (i + 1));
   }
   world_check(&w);
-  end();
 }
 
 /* A stream that may be destroyed, one of another device, and more streams than have a bit. */
-TEST(any_stream_can_be_noted)
+SCENE(any_stream_can_be_noted)
 {
-  begin();
   esper_stream mortal = world_mortal(&w, 0), far = world_stream(&w, 1);
   void *x = world_malloc(&w, 12 * MIB, r);
   for (int i = 0; i < 2; i++) {
@@ -119,13 +112,11 @@ TEST(any_stream_can_be_noted)
   world_read_on(&w, far, x, r);
   world_free(&w, x);
   CHECK(!comes_back(x, r));
-  end();
 }
 
 /* It has no handle to record on at the free, so its block is held until it is seen again. */
-TEST(a_note_on_a_stream_that_may_be_destroyed_ends_what_it_holds)
+SCENE(a_note_on_a_stream_that_may_be_destroyed_ends_what_it_holds)
 {
-  begin();
   esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, x);
@@ -139,15 +130,13 @@ TEST(a_note_on_a_stream_that_may_be_destroyed_ends_what_it_holds)
   sim_run_all(w.s);
   CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
   CHECK(comes_back(x, r));
-  end();
 }
 
 /* ---- captures --------------------------------------------------------------- */
 
 /* Graphs of a pool are replayed in the order of their captures. */
-TEST(memory_of_an_earlier_graph_of_the_stream_needs_no_note)
+SCENE(memory_of_an_earlier_graph_of_the_stream_needs_no_note)
 {
-  begin();
   capture_begin(1);
   void *x = world_malloc(&w, 12 * MIB, r);
   sim_graph *first = capture_end(1);
@@ -163,15 +152,13 @@ TEST(memory_of_an_earlier_graph_of_the_stream_needs_no_note)
   for (int i = 0; i < 2; i++)
     CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  end();
 }
 
 /* ---- beginning to observe ------------------------------------------------------ */
 
 /* It has no memory of its own, so nothing but its access says that it may be at work. */
-TEST(what_is_live_waits_for_a_peer_that_was_not_seen)
+SCENE(what_is_live_waits_for_a_peer_that_was_not_seen)
 {
-  begin();
   esper_stream far = world_stream(&w, 1);
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   void *x = world_malloc(&w, 12 * MIB, r);
@@ -181,12 +168,10 @@ TEST(what_is_live_waits_for_a_peer_that_was_not_seen)
   world_free(&w, x);
   world_run(&w, r);
   CHECK(!comes_back(x, r));
-  end();
 }
 
-TEST(a_note_without_host_memory_is_an_error)
+SCENE(a_note_without_host_memory_is_an_error)
 {
-  begin();
   void *own = world_malloc(&w, 12 * MIB, s), *x = world_malloc(&w, 512, r);
   note(x, s); /* the stream is known from here on */
   size_t many = w.core->devices[0].uses.pieces;
@@ -201,5 +186,4 @@ TEST(a_note_without_host_memory_is_an_error)
   CHECK_STATUS(all, ESPER_HOST_MEMORY);
   note(y, s); /* the failed one left no trace */
   CHECK_EQ(uses(), many + 1);
-  end();
 }

@@ -44,8 +44,7 @@ static pool_t *pool(void)
 static void *owe_use(size_t mib, esper_stream reader)
 {
   void *x = block(mib, r);
-  world_read_on(&w, reader, x, r);
-  world_use(&w, x, reader, 0);
+  world_read_marked(&w, reader, x, r);
   world_free(&w, x);
   return x;
 }
@@ -77,9 +76,8 @@ static uint64_t waits(void)
 
 /* ---- what is waited for -------------------------------------------------------- */
 
-TEST(a_pools_free_memory_owes_nothing_afterwards)
+SCENE(a_pools_free_memory_owes_nothing_afterwards)
 {
-  begin();
   open_pool();
   owe_use(X, s);
   world_free(&w, block(Y, t)); /* owner order alone */
@@ -97,28 +95,23 @@ TEST(a_pools_free_memory_owes_nothing_afterwards)
   CHECK_EQ(sim_pending_all(w.s), 0);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
   close_pool();
-  end();
 }
 
-TEST(live_memory_keeps_its_uses_and_is_not_waited_for)
+SCENE(live_memory_keeps_its_uses_and_is_not_waited_for)
 {
-  begin();
   open_pool();
   void *x = block(X, r);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   close_pool();
   open_pool();
   CHECK(sim_pending(w.s, 0, s.handle) > 0);
   CHECK(find(x)->state == BLOCK_LIVE && find(x)->uses);
   close_pool();
-  end();
 }
 
 /* What s waits for is enqueued when the pool has been begun. */
-TEST(what_is_waited_for_in_vain_is_withheld_until_the_next_time)
+SCENE(what_is_waited_for_in_vain_is_withheld_until_the_next_time)
 {
-  begin();
   open_pool();
   sim_wait_flag(w.s, 0, s.handle, 0);
   void *x = owe_use(X, s);
@@ -136,7 +129,6 @@ TEST(what_is_waited_for_in_vain_is_withheld_until_the_next_time)
   open_pool();
   CHECK_EQ(owing(), 0);
   close_pool();
-  end();
 }
 
 /* Each stream is tried once, and of very many not all. */
@@ -147,8 +139,7 @@ static void fail_to_wait_for(int readers, uint64_t tried)
   void *x = block(X, r);
   for (int i = 0; i < readers; i++) {
     esper_stream reader = world_stream(&w, 0);
-    world_read_on(&w, reader, x, r);
-    world_use(&w, x, reader, 0);
+    world_read_marked(&w, reader, x, r);
   }
   world_free(&w, x);
   close_pool();
@@ -181,9 +172,8 @@ static int heaps(void)
   return count;
 }
 
-TEST(captures_that_are_over_leave_one_heap_to_a_stream)
+SCENE(captures_that_are_over_leave_one_heap_to_a_stream)
 {
-  begin();
   open_pool();
   void *x[2];
   for (int i = 0; i < 2; i++) {
@@ -205,7 +195,6 @@ TEST(captures_that_are_over_leave_one_heap_to_a_stream)
   CHECK((a == x[0] && b == x[1]) || (a == x[1] && b == x[0]));
   capture_end();
   close_pool();
-  end();
 }
 
 /* What a forward graph saved serves inside the next capture where that frees it, but not if its
@@ -238,9 +227,8 @@ TEST(live_memory_serves_the_next_capture_only_if_its_owner_was_waited_for)
  * The use has no point in the graph. The pool was begun again in between. */
 TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
 {
-  sim_options options = {.devices = 2, .oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  sim_options options = {WHEN_TOLD, .devices = 2};
+  begin_on(options, NULL);
   esper_stream far = world_stream(&w, 1), on = world_stream(&w, 1);
   world_free(&w, world_malloc(&w, 512, far));
   CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
@@ -330,9 +318,8 @@ static esper_status wait_then_free(void *self, int on, void *event, unsigned mic
 
 /* The pool has live memory of a capture, so the host waits for s. Another thread frees x after
  * that. */
-TEST(what_is_freed_after_its_stream_was_waited_for_is_withheld)
+SCENE(what_is_freed_after_its_stream_was_waited_for_is_withheld)
 {
-  begin();
   open_pool();
   sim_capture_begin(w.s, 0, s.handle);
   block(Y, s);
@@ -352,25 +339,21 @@ TEST(what_is_freed_after_its_stream_was_waited_for_is_withheld)
   CHECK(find(x)->withheld);
   sim_graph_destroy(w.s, graph);
   sim_run_all(w.s);
-  end();
 }
 
-TEST(a_withheld_block_is_active_until_its_marked_uses_are_over)
+SCENE(a_withheld_block_is_active_until_its_marked_uses_are_over)
 {
-  begin();
   open_pool();
   void *x = block(X, s);
   close_pool();
   open_pool();
-  world_read_on(&w, t, x, s);
-  world_use(&w, x, t, 0);
+  world_read_marked(&w, t, x, s);
   world_free(&w, x);
   CHECK(find(x)->withheld);
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, X * MIB);
   sim_run_all(w.s);
   esper_retire(w.core, 0);
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 0);
-  end();
 }
 
 /* ---- pools that are gone ----------------------------------------------------------- */
@@ -389,9 +372,8 @@ static void *leave_memory_of_a_graph(void)
   return x;
 }
 
-TEST(memory_of_a_pool_that_is_gone_waits_for_the_device)
+SCENE(memory_of_a_pool_that_is_gone_waits_for_the_device)
 {
-  begin();
   const block_t *x = find(leave_memory_of_a_graph());
   quiesce_unreferenced(device(), NULL);
   CHECK(x->segment->heap->capture);
@@ -399,12 +381,10 @@ TEST(memory_of_a_pool_that_is_gone_waits_for_the_device)
   quiesce_unreferenced(device(), NULL);
   CHECK(!x->segment->heap->capture);
   CHECK_EQ(owing(), 0);
-  end();
 }
 
-TEST(nothing_happens_under_the_hands_of_another_call)
+SCENE(nothing_happens_under_the_hands_of_another_call)
 {
-  begin();
   const block_t *x = find(leave_memory_of_a_graph());
   CHECK_OK(drain_device(device(), 0));
   pool_t *found = pool();
@@ -418,5 +398,4 @@ TEST(nothing_happens_under_the_hands_of_another_call)
   lock(&device()->lock);
   pool_leave(found);
   unlock(&device()->lock);
-  end();
 }

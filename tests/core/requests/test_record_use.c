@@ -6,11 +6,7 @@
 
 static void begin(size_t mib)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .capacity = mib * MIB};
-  world_begin_with(&w, &options, NULL);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD, .capacity = mib * MIB}, NULL);
 }
 
 static void use_until_event(void *ptr, esper_stream reader)
@@ -24,9 +20,8 @@ static void use_until_event(void *ptr, esper_stream reader)
 
 /* s waits for a flag that r raises after its next mallocs. Its event stands before that of t on the
  * core's own stream: memory grows meanwhile. */
-TEST(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else)
+SCENE_WITH(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else, begin(1024))
 {
-  begin(1024);
   world_set_allowance(&w, MIB);
   void *x = world_malloc(&w, 12 * MIB, r), *y[2];
   world_kernel(&w, r, x);
@@ -51,14 +46,12 @@ TEST(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else)
   CHECK_EQ(sim_pending_all(w.s), 0);
   CHECK(world_malloc(&w, 14 * MIB, r) == y[0]);
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
-  world_end(&w);
 }
 
 /* An event that cannot be asked about is on nobody knows which stream: what the
  * carrier records later says nothing of it. */
-TEST(a_later_event_does_not_cover_one_that_could_not_be_had)
+SCENE_WITH(a_later_event_does_not_cover_one_that_could_not_be_had, begin(12 + 14 + 14))
 {
-  begin(12 + 14 + 14);
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
   sim_wait_flag(w.s, 0, s.handle, 0);
   world_read_on(&w, s, x, r);
@@ -72,7 +65,6 @@ TEST(a_later_event_does_not_cover_one_that_could_not_be_had)
   CHECK_EQ(world_counters(&w, 0).bytes_pending, 12 * MIB);
   CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
   sim_raise_flag_now(w.s, 0);
-  world_end(&w);
 }
 
 /* Another thread, while one waits for the device. */
@@ -80,9 +72,8 @@ static void mark_block(void *x)
 {
   use_until_event(x, w.stream[1]);
 }
-static void mark_meanwhile(void *context, sim_call call, int device, void *object)
+SIM_HOOK(mark_meanwhile)
 {
-  (void)call, (void)device, (void)object;
   void **block = context;
   void *x = *block;
   *block = NULL;
@@ -90,9 +81,8 @@ static void mark_meanwhile(void *context, sim_call call, int device, void *objec
     check_on_another_thread(mark_block, x);
 }
 
-TEST(who_waits_for_the_device_keeps_nobody_from_marking)
+SCENE_WITH(who_waits_for_the_device_keeps_nobody_from_marking, begin(64))
 {
-  begin(64);
   void *x = world_malloc(&w, 12 * MIB, w.stream[0]);
   world_kernel(&w, w.stream[0], x);
   sim_before_call(w.s, SIM_CALL_event_wait, mark_meanwhile, &x);
@@ -100,13 +90,11 @@ TEST(who_waits_for_the_device_keeps_nobody_from_marking)
   sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
   CHECK(!x);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 1);
-  world_end(&w);
 }
 
 /* Another thread frees it after it was found, and empty_cache returns its metadata. */
-TEST(a_block_that_has_gone_since_it_was_found_is_skipped)
+SCENE_WITH(a_block_that_has_gone_since_it_was_found_is_skipped, begin(64))
 {
-  begin(64);
   presented_t reader;
   block_t gone = {0};
   size_t found = 1;
@@ -114,13 +102,11 @@ TEST(a_block_that_has_gone_since_it_was_found_is_skipped)
   CHECK_OK(mark_found_block(&gone, &w, reader, &found));
   CHECK_EQ(found, 0);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 0);
-  world_end(&w);
 }
 
 /* Nobody would protect the block, so the caller hears of it. */
-TEST(a_mark_without_host_memory_is_an_error)
+SCENE_WITH(a_mark_without_host_memory_is_an_error, begin(64))
 {
-  begin(64);
   enum { MOST = 8192 };
   static const void *p[MOST];
   p[0] = world_malloc(&w, 512, w.stream[0]);
@@ -139,14 +125,12 @@ TEST(a_mark_without_host_memory_is_an_error)
   CHECK_STATUS(at_free, ESPER_HOST_MEMORY);
   CHECK_OK(esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL));
   CHECK_EQ(world_counters(&w, 0).uses_pending, many + 1);
-  world_end(&w);
 }
 
 /* ---- marks until the free ---------------------------------------------------- */
 
-TEST(marks_are_counted_by_when_they_end)
+SCENE_WITH(marks_are_counted_by_when_they_end, begin(64))
 {
-  begin(64);
   const void *x[2] = {world_malloc(&w, 12 * MIB, r), world_malloc(&w, 14 * MIB, r)};
   world_use(&w, x[0], s, 0);
   world_use(&w, x[0], s, 0); /* replaces the earlier one */
@@ -161,7 +145,6 @@ TEST(marks_are_counted_by_when_they_end)
   world_record_stream(&w, x[1], s);
   CHECK_EQ(world_counters(&w, 0).marks_exact, 5);
   CHECK_EQ(world_counters(&w, 0).marks_until_free, 4);
-  world_end(&w);
 }
 
 /* ---- marks by a handle alone ----------------------------------------------- */
@@ -180,9 +163,8 @@ static bool mark_it_by_handle(const void *p, void *handle)
   return enough;
 }
 
-TEST(a_known_streams_handle_is_enough)
+SCENE_WITH(a_known_streams_handle_is_enough, begin(64))
 {
-  begin(64);
   esper_stream mortal = world_mortal(&w, 0);
   char *x = world_malloc(&w, 12 * MIB, r);
   CHECK(!mark_it_by_handle(x, s.handle)); /* never presented */
@@ -199,35 +181,29 @@ TEST(a_known_streams_handle_is_enough)
   CHECK_EQ(records(), 5);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 2);
   world_check(&w);
-  world_end(&w);
 }
 
-TEST(a_handle_that_came_back_is_not_taken_for_the_old_stream)
+SCENE_WITH(a_handle_that_came_back_is_not_taken_for_the_old_stream, begin(64))
 {
-  begin(64);
   esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, x);
-  world_read_on(&w, mortal, x, r);
-  world_use(&w, x, mortal, 0);
+  world_read_marked(&w, mortal, x, r);
   world_destroy_stream(&w, mortal);
   esper_stream other = world_mortal(&w, 0);
   CHECK(other.handle == mortal.handle);
   CHECK(!mark_it_by_handle(x, other.handle));
-  world_read_on(&w, other, x, r);
-  world_use(&w, x, other, 0);
+  world_read_marked(&w, other, x, r);
   CHECK(mark_it_by_handle(x, other.handle));
   CHECK_EQ(world_counters(&w, 0).uses_pending, 2); /* two streams */
   world_free(&w, x);
   sim_run_all(w.s);
   CHECK(world_malloc(&w, 12 * MIB, r) == x);
-  world_end(&w);
 }
 
-TEST(a_handle_of_another_device_and_of_a_captured_stream)
+SCENE_WITH(a_handle_of_another_device_and_of_a_captured_stream,
+           begin_on((sim_options){WHEN_TOLD, .devices = 2}, NULL))
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .devices = 2, .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, NULL);
   esper_stream far = world_mortal(&w, 1);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_use(&w, x, far, 0);
@@ -238,16 +214,13 @@ TEST(a_handle_of_another_device_and_of_a_captured_stream)
   CHECK(!mark_it_by_handle(x, far.handle));
   CHECK(sim_capture_is_valid(w.s, 1, far.handle));
   sim_capture_abort(w.s, 1, far.handle);
-  world_end(&w);
 }
 
 /* ---- what graphs read ------------------------------------------------------- */
 
 static void begin_configured(const esper_config *config)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, config);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD}, config);
 }
 
 static void note_warning(void *context, const char *text)

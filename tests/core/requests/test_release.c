@@ -8,12 +8,11 @@ enum { CAPACITY = 1000 };
 
 static void begin_with(double fraction, sim_completion completion, bool pages)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+  begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN,
                          .completion = completion,
                          .virtual_memory = pages,
-                         .capacity = CAPACITY * MIB};
-  world_begin_with(&w, &options, NULL);
-  name_streams();
+                         .capacity = CAPACITY * MIB},
+           NULL);
   CHECK_OK(esper_set_memory_fraction(w.core, 0, fraction));
 }
 
@@ -50,9 +49,8 @@ static void cache_three(void)
 
 /* The first round takes what is older than the average, of one that is very old; that is
  * not enough, and the next goes by the average of the others. */
-TEST(segments_go_back_in_rounds_until_enough_is_free)
+SCENE_WITH(segments_go_back_in_rounds_until_enough_is_free, begin(0.5, SIM_AT_ONCE))
 {
-  begin(0.5, SIM_AT_ONCE);
   set_threshold(0.2); /* of 500 MiB */
   void *p[3] = {get(40, r), get(50, r), get(60, r)};
   get(2, s);
@@ -64,12 +62,10 @@ TEST(segments_go_back_in_rounds_until_enough_is_free)
   CHECK_EQ(reserved_mib(), 150 + 20);
   get(80, r); /* 70 MiB are too many: that of 40 goes, then that of 50 */
   CHECK_EQ(reserved_mib(), 60 + 20 + 80);
-  world_end(&w);
 }
 
-TEST(a_threshold_that_is_set_later_counts_from_there)
+SCENE_WITH(a_threshold_that_is_set_later_counts_from_there, begin(0.5, SIM_AT_ONCE))
 {
-  begin(0.5, SIM_AT_ONCE);
   void *late = get(50, r), *early = get(60, r);
   world_free(&w, get(2, r)); /* r's frees go without the device's lock now */
   set_threshold(0.2);
@@ -79,12 +75,10 @@ TEST(a_threshold_that_is_set_later_counts_from_there)
   CHECK_EQ(reserved_mib(), 50 + 60 + 20);
   get(80, r); /* 30 MiB are too many: those of 60 go */
   CHECK_EQ(reserved_mib(), 50 + 20 + 80);
-  world_end(&w);
 }
 
-TEST(using_a_segment_makes_it_young)
+SCENE_WITH(using_a_segment_makes_it_young, begin(0.5, SIM_AT_ONCE))
 {
-  begin(0.5, SIM_AT_ONCE);
   set_threshold(0.2);
   cache_three();
   world_free(&w, get(55, r)); /* in the one of 60 */
@@ -93,7 +87,6 @@ TEST(using_a_segment_makes_it_young)
   CHECK_EQ(reserved_mib(), 60 + 20 + 80);
   get(58, r);
   CHECK_EQ(reserved_mib(), 60 + 20 + 80);
-  world_end(&w);
 }
 
 TEST(segments_go_back_early_only_with_a_limit_and_a_threshold)
@@ -109,9 +102,8 @@ TEST(segments_go_back_early_only_with_a_limit_and_a_threshold)
 }
 
 /* Nobody waits for the sake of a threshold. */
-TEST(what_is_still_used_stays)
+SCENE_WITH(what_is_still_used_stays, begin(0.5, SIM_WHEN_TOLD))
 {
-  begin(0.5, SIM_WHEN_TOLD);
   cache_three();
   set_threshold(0.2);
   get(80, r); /* r has not begun yet */
@@ -123,7 +115,6 @@ TEST(what_is_still_used_stays)
   world_run(&w, r);
   world_free(&w, get(100, r)); /* that all are done with them, an event of the last time says */
   CHECK_EQ(reserved_mib(), 20 + 80 + 90 + 100);
-  world_end(&w);
 }
 
 /* An idle stream takes a moment for the event by which it is asked. */
@@ -134,10 +125,9 @@ static void run_after_a_moment(void *questions, sim_call call, int device, void 
     world_run(&w, s);
 }
 
-TEST(an_idle_stream_is_given_a_moment_to_answer)
+SCENE_WITH(an_idle_stream_is_given_a_moment_to_answer, begin(0.5, SIM_WHEN_TOLD))
 {
   int questions = 0;
-  begin(0.5, SIM_WHEN_TOLD);
   cache_three();
   set_threshold(0.2);
   world_run(&w, r);
@@ -146,13 +136,11 @@ TEST(an_idle_stream_is_given_a_moment_to_answer)
   sim_before_call(w.s, SIM_CALL_event_query, NULL, NULL);
   CHECK(questions >= 20);
   CHECK_EQ(reserved_mib(), 20 + 80); /* nothing is cached any more */
-  world_end(&w);
 }
 
 /* Their free pages are what the next request grows by. */
-TEST(mapped_segments_keep_theirs)
+SCENE_WITH(mapped_segments_keep_theirs, begin_with(0.5, SIM_AT_ONCE, true))
 {
-  begin_with(0.5, SIM_AT_ONCE, true);
   void *mapped = get(60, r);
   CHECK(sim_calls(w.s, SIM_CALL_page_map) > 0);
   esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC, .garbage_collection_threshold = 0.01};
@@ -166,12 +154,10 @@ TEST(mapped_segments_keep_theirs)
   CHECK_EQ(sim_calls(w.s, SIM_CALL_page_unmap), 0);
   CHECK(get(60, r) == mapped);
   world_check(&w);
-  world_end(&w);
 }
 
-TEST(a_threshold_is_a_share)
+SCENE_WITH(a_threshold_is_a_share, begin(1, SIM_AT_ONCE))
 {
-  begin(1, SIM_AT_ONCE);
   esper_config config = {.garbage_collection_threshold = 1};
   CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "garbage_collection_threshold is 1"));
@@ -180,5 +166,4 @@ TEST(a_threshold_is_a_share)
   config = (esper_config){.rejection_share = 1.5};
   CHECK_STATUS(esper_configure(w.core, &config), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "rejection_share is 1.5"));
-  world_end(&w);
 }

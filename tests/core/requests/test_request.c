@@ -9,9 +9,8 @@
 
 /* The part goes back to its range first: the block that stands alone fits as
  * well, and the range stays whole. */
-TEST(a_cached_block_is_not_preferred_to_a_better_fit)
+SCENE(a_cached_block_is_not_preferred_to_a_better_fit)
 {
-  begin();
   void *range = world_malloc(&w, 32 * MIB, r);
   world_free(&w, range);
   void *part = world_malloc(&w, 26 * MIB, r);
@@ -21,12 +20,10 @@ TEST(a_cached_block_is_not_preferred_to_a_better_fit)
   world_free(&w, part);
   CHECK(world_malloc(&w, 26 * MIB, r) == alone);
   CHECK(world_malloc(&w, 32 * MIB, r) == range);
-  end();
 }
 
-TEST(a_small_cached_block_is_not_preferred_either)
+SCENE(a_small_cached_block_is_not_preferred_either)
 {
-  begin();
   void *alone = world_malloc(&w, 64 * KIB, r);
   void *guard = world_malloc(&w, 512, r);
   void *part = world_malloc(&w, 64 * KIB, r); /* the rest of the segment follows */
@@ -37,33 +34,30 @@ TEST(a_small_cached_block_is_not_preferred_either)
   world_free(&w, part);
   CHECK(world_malloc(&w, 64 * KIB, r) == part);
   world_free(&w, guard);
-  end();
 }
 
 /* ---- loans ---------------------------------------------------------------------- */
 
-TEST(a_wholly_free_segment_changes_its_home)
+SCENE_WITH(a_wholly_free_segment_changes_its_home,
+           begin_as(1024 * MIB, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE))
 {
-  begin_as(1024 * MIB, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE);
   void *p = block(12 * MIB, r);
   world_free(&w, p);
   CHECK(world_malloc(&w, 12 * MIB, t) == p);
   CHECK_EQ(world_counters(&w, 0).loans, 0);
   world_free(&w, p);
   CHECK(world_malloc(&w, 12 * MIB, t) == p);
-  end();
 }
 
-static void host_memory_comes_back(void *context, sim_call call, int device, void *object)
+SIM_HOOK(host_memory_comes_back)
 {
-  (void)context, (void)call, (void)device, (void)object;
   check_limit_malloc(-1);
 }
 
 /* The borrower becomes a use at its free. The host memory for that has to be there before. */
-TEST(without_host_memory_for_the_borrowers_use_nothing_is_lent)
+SCENE_WITH(without_host_memory_for_the_borrowers_use_nothing_is_lent,
+           begin_as(1024 * MIB, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE))
 {
-  begin_as(1024 * MIB, ESPER_ALLOWANCE_OFF, SIM_AT_ONCE);
   void *p = block(9 * MIB, r), *stays = block(9 * MIB, r);
   world_malloc(&w, 512, t); /* t is known */
   world_free(&w, p);
@@ -87,14 +81,12 @@ TEST(without_host_memory_for_the_borrowers_use_nothing_is_lent)
   world_malloc(&w, 9 * MIB, s);
   CHECK_EQ(world_counters(&w, 0).loans, 1);
   world_kernel(&w, r, stays);
-  end();
 }
 
 /* ---- out of memory -------------------------------------------------------------- */
 
-TEST(out_of_memory_says_what_there_is)
+SCENE_WITH(out_of_memory_says_what_there_is, begin_with(64 * MIB, ESPER_ALLOWANCE_OFF))
 {
-  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
   void *p = block(20 * MIB, r), *q = &w;
   CHECK_STATUS(esper_malloc(w.core, 50 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
   CHECK(!q);
@@ -114,12 +106,10 @@ TEST(out_of_memory_says_what_there_is)
   world_kernel(&w, r, p);
   CHECK_STATUS(esper_malloc(w.core, SIZE_MAX, r, &q), ESPER_OUT_OF_MEMORY);
   CHECK_STATUS(esper_malloc(w.core, (size_t)1 << 60, r, &q), ESPER_OUT_OF_MEMORY);
-  end();
 }
 
-TEST(a_size_that_is_too_much_to_round_is_reported_as_it_was_asked_for)
+SCENE(a_size_that_is_too_much_to_round_is_reported_as_it_was_asked_for)
 {
-  begin();
   void *p;
   esper_failure failure;
   CHECK_STATUS(esper_malloc(w.core, SIZE_MAX - 5, r, &p), ESPER_OUT_OF_MEMORY);
@@ -131,12 +121,10 @@ TEST(a_size_that_is_too_much_to_round_is_reported_as_it_was_asked_for)
   CHECK_EQ(failure.requested, 2048 * MIB - 5);
   CHECK_EQ(failure.size, 2048 * MIB);
   CHECK_EQ(failure.segment, 2048 * MIB);
-  end();
 }
 
-TEST(out_of_memory_tells_what_private_pools_have)
+SCENE_WITH(out_of_memory_tells_what_private_pools_have, begin_with(64 * MIB, ESPER_ALLOWANCE_OFF))
 {
-  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
   esper_pool *pool;
   esper_failure failure;
   void *p, *q;
@@ -148,7 +136,6 @@ TEST(out_of_memory_tells_what_private_pools_have)
   CHECK_EQ(failure.private_pools, 12 * MIB);
   CHECK_EQ(failure.reserved, 32 * MIB);
   CHECK_OK(esper_free(w.core, p));
-  end();
 }
 
 static void look_at_failure(void *failure)
@@ -156,9 +143,8 @@ static void look_at_failure(void *failure)
   esper_get_failure(failure);
 }
 
-TEST(a_failure_is_told_to_the_thread_that_had_it)
+SCENE_WITH(a_failure_is_told_to_the_thread_that_had_it, begin_with(64 * MIB, ESPER_ALLOWANCE_OFF))
 {
-  begin_with(64 * MIB, ESPER_ALLOWANCE_OFF);
   void *p;
   esper_failure here, there;
   CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
@@ -166,25 +152,19 @@ TEST(a_failure_is_told_to_the_thread_that_had_it)
   esper_get_failure(&here);
   CHECK_EQ(here.requested, 80 * MIB);
   CHECK_EQ(there.requested, 0);
-  end();
 }
 
 /* ---- growth that is rejected ------------------------------------------------------ */
 
 static void begin_of_1000_mib(const esper_config *config, int pages)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = pages,
-                         .capacity = 1000 * MIB};
-  world_begin_with(&w, &options, config);
-  r = w.stream[0];
+  begin_on((sim_options){WHEN_TOLD, .virtual_memory = pages, .capacity = 1000 * MIB}, config);
 }
 
 /* What pages that move cannot give. */
-TEST(growth_by_pages_can_be_rejected)
+SCENE_WITH(growth_by_pages_can_be_rejected,
+           begin_of_1000_mib(&(esper_config){.rejection_share = 0.3}, 1))
 {
-  begin_of_1000_mib(&(esper_config){.rejection_share = 0.3}, 1);
   block(100 * MIB, r);
   void *b = block(150 * MIB, r), *refused;
   world_free(&w, b);
@@ -200,5 +180,4 @@ TEST(growth_by_pages_can_be_rejected)
   CHECK(block(200 * MIB, r) == b); /* 50 more */
   CHECK_EQ(reserved(), 300 * MIB);
   world_check(&w);
-  world_end(&w);
 }

@@ -3,9 +3,8 @@
 
 #include "sleep_world.h"
 
-TEST(device_memory_goes_and_live_bytes_are_kept)
+SCENE(device_memory_goes_and_live_bytes_are_kept)
 {
-  begin();
   void *p = used_as("weights", 20 * MIB, r), *q = used_as("weights", 3000, r);
   get_as("weights", 512, s);
   size_t live = world_size(&w, q) + 20 * MIB + 512;
@@ -28,12 +27,10 @@ TEST(device_memory_goes_and_live_bytes_are_kept)
   world_kernel(&w, r, p);
   world_kernel(&w, s, q);
   world_check(&w);
-  end();
 }
 
-TEST(free_memory_goes_for_good)
+SCENE(free_memory_goes_for_good)
 {
-  begin();
   used_as("weights", 20 * MIB, r);
   void *p = used_as("weights", 40 * MIB, r);
   world_free(&w, p);
@@ -44,12 +41,10 @@ TEST(free_memory_goes_for_good)
   wake("weights");
   CHECK_EQ(reserved_mib(), 20);
   world_check(&w);
-  end();
 }
 
-TEST(no_memory_is_handed_out_under_a_tag_that_sleeps)
+SCENE(no_memory_is_handed_out_under_a_tag_that_sleeps)
 {
-  begin();
   void *p = NULL;
   get_as("weights", 4 * MIB, r);
   get_as("weights", 512, r);
@@ -61,12 +56,10 @@ TEST(no_memory_is_handed_out_under_a_tag_that_sleeps)
   wake("weights");
   CHECK(world_malloc(&w, 512, r));
   CHECK_OK(esper_tag_pop());
-  end();
 }
 
-TEST(sleep_waits_for_work_on_every_stream)
+SCENE(sleep_waits_for_work_on_every_stream)
 {
-  begin();
   void *p = used_as("weights", 4 * MIB, r);
   world_wait(&w, s, r);
   world_kernel(&w, s, p); /* nobody has marked it */
@@ -78,27 +71,22 @@ TEST(sleep_waits_for_work_on_every_stream)
   world_kernel(&w, mortal, p);
   sleep_all_of("weights");
   wake("weights");
-  end();
 }
 
-TEST(pending_memory_goes_once_its_uses_are_over)
+SCENE(pending_memory_goes_once_its_uses_are_over)
 {
-  begin();
   void *p = used_as("weights", 4 * MIB, r);
   get_as("weights", 20 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   sleep_all_of("weights");
   CHECK_EQ(alive().bytes, 0);
   wake("weights");
   world_check(&w);
-  end();
 }
 
-TEST(captures_refuse_it)
+SCENE(captures_refuse_it)
 {
-  begin();
   used_as("weights", 4 * MIB, r);
   size_t before = alive().bytes;
   sim_capture_begin(w.s, 0, r.handle);
@@ -109,12 +97,10 @@ TEST(captures_refuse_it)
   CHECK(get_as("weights", 512, r)); /* it is awake */
   sleep_all_of(NULL);
   wake(NULL);
-  end();
 }
 
-TEST(no_tags_are_not_all_tags)
+SCENE(no_tags_are_not_all_tags)
 {
-  begin();
   const char *none = "", *weights = "weights";
   used_as(weights, 4 * MIB, r);
   used(4, r);
@@ -127,7 +113,6 @@ TEST(no_tags_are_not_all_tags)
   CHECK(!woken && stats_of("").asleep);
   wake("");
   CHECK_EQ(alive().bytes, before);
-  end();
 }
 
 TEST(a_core_may_be_destroyed_while_its_memory_sleeps)
@@ -139,9 +124,8 @@ TEST(a_core_may_be_destroyed_while_its_memory_sleeps)
   end(); /* nothing of it is left */
 }
 
-TEST(without_host_memory_nothing_sleeps)
+SCENE(without_host_memory_nothing_sleeps)
 {
-  begin();
   void *p = used_as("weights", 20 * MIB, r);
   sim_fail_call(w.s, SIM_CALL_host_alloc, 1, ESPER_OUT_OF_MEMORY);
   CHECK_STATUS(try_sleep("weights", ESPER_KEEP_HOST, NULL), ESPER_HOST_MEMORY);
@@ -149,12 +133,10 @@ TEST(without_host_memory_nothing_sleeps)
   CHECK(get_as("weights", 512, r));
   CHECK(!stats_of("weights").asleep);
   world_check(&w);
-  end();
 }
 
-TEST(contents_may_be_lost_on_request)
+SCENE(contents_may_be_lost_on_request)
 {
-  begin();
   sim_allow_loss(w.s, 1);
   void *p = used_as("kv", 20 * MIB, r);
   esper_sleep_result result;
@@ -167,12 +149,10 @@ TEST(contents_may_be_lost_on_request)
   CHECK_EQ(calls(SIM_CALL_memory_zero), 1);
   world_kernel(&w, r, p);
   world_check(&w);
-  end();
 }
 
-TEST(bad_arguments_are_refused)
+SCENE(bad_arguments_are_refused)
 {
-  begin();
   get_as("weights", 512, r);
   CHECK_STATUS(try_sleep("weigths", ESPER_KEEP_HOST, NULL), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "'weigths'"));
@@ -186,46 +166,36 @@ TEST(bad_arguments_are_refused)
   CHECK(strstr(esper_last_error(), "tag 2 of 2 has no name"));
   CHECK_STATUS(esper_wake(w.core, -1, names, 2, NULL), ESPER_INVALID);
   CHECK(!stats_of("weights").asleep);
-  end();
 }
 
-TEST(what_is_freed_asleep_is_not_active)
+SCENE(what_is_freed_asleep_is_not_active)
 {
-  begin();
   void *p = used_as("t", 20 * MIB, r);
   sleep_all_of("t");
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 20 * MIB);
   world_free(&w, p);
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 0);
   wake("t");
-  end();
 }
 
 /* 20 MiB on each of two devices. */
 static void begin_with_two(void)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .devices = 2,
-                         .capacity = 256 * MIB};
+  sim_options options = {WHEN_TOLD, .virtual_memory = 1, .devices = 2, .capacity = 256 * MIB};
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
+  begin_on(options, &config);
   used_as("t", 20 * MIB, r);
   used_as("t", 20 * MIB, world_stream(&w, 1));
 }
 
-static void limit_no_more(void *context, sim_call call, int device, void *object)
+SIM_HOOK(limit_no_more)
 {
-  (void)context, (void)call, (void)device, (void)object;
   check_limit_malloc(-1);
 }
 
 /* Whatever the second one lacks: the first has not let go of anything yet. */
-TEST(of_several_devices_none_loses_contents_for_an_error)
+SCENE_WITH(of_several_devices_none_loses_contents_for_an_error, begin_with_two())
 {
-  begin_with_two();
   used_as("first", 20 * MIB, r);
   sleep_all_of("first"); /* so that the simulation has what it needs for itself */
   wake("first");
@@ -246,12 +216,10 @@ TEST(of_several_devices_none_loses_contents_for_an_error)
   }
   CHECK(failures >= 2); /* a list of pages for each device */
   wake("t");
-  end();
 }
 
-TEST(of_several_devices_none_sleeps_after_an_error)
+SCENE_WITH(of_several_devices_none_sleeps_after_an_error, begin_with_two())
 {
-  begin_with_two();
   used_as("before", 20 * MIB, r);
   CHECK_OK(try_sleep("before", ESPER_KEEP_HOST, NULL));
   sim_fail_call(w.s, SIM_CALL_host_alloc, 2, ESPER_OUT_OF_MEMORY);
@@ -259,7 +227,6 @@ TEST(of_several_devices_none_sleeps_after_an_error)
   CHECK_EQ(stats_of("t").asleep, 0);
   CHECK_EQ(stats_of("before").asleep, 1);
   wake(NULL);
-  end();
 }
 
 /* ---- freed where the memory did not go after all ---------------------------- */
@@ -272,16 +239,14 @@ static void use_and_free(void *block)
   world_free(&w, block);
 }
 
-static void use_and_free_meanwhile(void *context, sim_call call, int device, void *object)
+SIM_HOOK(use_and_free_meanwhile)
 {
-  (void)context, (void)call, (void)device, (void)object;
   sim_before_call(w.s, SIM_CALL_host_alloc, NULL, NULL);
   check_on_another_thread(use_and_free, freed_meanwhile);
 }
 
-TEST(what_is_freed_while_a_sleep_fails_owes_its_owners_work)
+SCENE(what_is_freed_while_a_sleep_fails_owes_its_owners_work)
 {
-  begin();
   freed_meanwhile = used_as("kv", 20 * MIB, r);
   world_run(&w, r);
   sim_before_call(w.s, SIM_CALL_host_alloc, use_and_free_meanwhile, NULL);
@@ -290,7 +255,6 @@ TEST(what_is_freed_while_a_sleep_fails_owes_its_owners_work)
   CHECK(sim_pending(w.s, 0, r.handle) > 0);
   world_check(&w);
   CHECK(get_as("kv", 20 * MIB, s) != freed_meanwhile);
-  end();
 }
 
 /* The block has a page that stayed and others that went. Its owner works on that page and frees
@@ -304,9 +268,8 @@ static void use_what_stayed(char *block)
   world_check(&w);
 }
 
-TEST(what_stayed_because_it_is_shared_owes_its_owners_work)
+SCENE(what_stayed_because_it_is_shared_owes_its_owners_work)
 {
-  begin();
   world_free(&w, get_as("kv", 20 * MIB, r));
   void *shared = get_as("kv", 4 * MIB, r), *address;
   char *block = get_as("kv", 30 * MIB, r);
@@ -318,23 +281,16 @@ TEST(what_stayed_because_it_is_shared_owes_its_owners_work)
   CHECK_OK(try_sleep("kv", ESPER_KEEP_HOST, &result));
   CHECK(result.stays[ESPER_STAYS_SHARED] > 0 && result.kept > 0);
   use_what_stayed(block);
-  end();
 }
 
 static void begin_with_peers(void)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .devices = 2,
-                         .capacity = 512 * MIB};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  sim_options options = {WHEN_TOLD, .virtual_memory = 1, .devices = 2, .capacity = 512 * MIB};
+  begin_on(options, NULL);
 }
 
-TEST(beside_a_peer_that_cannot_be_asked_nothing_sleeps)
+SCENE_WITH(beside_a_peer_that_cannot_be_asked_nothing_sleeps, begin_with_peers())
 {
-  begin_with_peers();
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   used_as("t", 20 * MIB, r);
   sim_fail_call(w.s, SIM_CALL_memory_total, 1, ESPER_DEVICE_ERROR);
@@ -343,7 +299,6 @@ TEST(beside_a_peer_that_cannot_be_asked_nothing_sleeps)
   get_as("t", 4 * MIB, r);
   CHECK_OK(try_sleep("t", ESPER_KEEP_HOST, NULL));
   wake("t");
-  end();
 }
 
 static sim_graph *graph_of_pool(esper_stream stream, const char *tag, void **p)
@@ -360,14 +315,12 @@ static sim_graph *graph_of_pool(esper_stream stream, const char *tag, void **p)
   return graph;
 }
 
-TEST(graphs_of_one_pool_share_no_memory_across_tags)
+SCENE(graphs_of_one_pool_share_no_memory_across_tags)
 {
-  begin();
   void *p, *q;
   sim_graph *first = graph_of_pool(r, "a", &p), *second = graph_of_pool(s, "b", &q);
   CHECK(p != q);
   CHECK_EQ(stats_of("a").reserved, 20 * MIB);
   sim_graph_destroy(w.s, first);
   sim_graph_destroy(w.s, second);
-  end();
 }

@@ -1,9 +1,8 @@
 /* The lists of what sleeps. */
 #include "sleep_world.h"
 
-TEST(a_sleeper_is_reused_once_it_is_empty)
+SCENE(a_sleeper_is_reused_once_it_is_empty)
 {
-  begin();
   get(4, r);
   device_t *device = &w.core->devices[0];
   lock(&device->sleep_lock);
@@ -21,7 +20,6 @@ TEST(a_sleeper_is_reused_once_it_is_empty)
   sleepers_trim(device, false);
   CHECK(!device->sleeping);
   unlock(&device->sleep_lock);
-  end();
 }
 
 static size_t pieces_seen;

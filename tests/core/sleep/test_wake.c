@@ -5,14 +5,8 @@
 
 TEST(contents_are_back_for_every_stream)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .capacity = 64 * MIB,
-                         .backed = 1};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  sim_options options = {WHEN_TOLD, .virtual_memory = 1, .capacity = 64 * MIB, .backed = 1};
+  begin_on(options, NULL);
   enum { COUNT = 40 };
   unsigned char *p[COUNT];
   for (int i = 0; i < COUNT; i++) {
@@ -41,8 +35,7 @@ TEST(what_was_kept_as_nothing_wakes_as_zeros)
                          .virtual_memory = 1,
                          .capacity = 64 * MIB,
                          .backed = 1};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
+  begin_on(options, NULL);
   sim_allow_loss(w.s, 1);
   unsigned char *p = get_as("kv", 4 * MIB, r);
   memset(p, 'x', 4 * MIB);
@@ -53,9 +46,8 @@ TEST(what_was_kept_as_nothing_wakes_as_zeros)
   end();
 }
 
-TEST(host_memory_serves_the_next_sleep_and_can_be_given_back)
+SCENE(host_memory_serves_the_next_sleep_and_can_be_given_back)
 {
-  begin();
   used_as("weights", 20 * MIB, r);
   sleep_all_of("weights");
   wake("weights");
@@ -70,13 +62,11 @@ TEST(host_memory_serves_the_next_sleep_and_can_be_given_back)
   CHECK_EQ(alive().host_bytes, 0);
   sleep_all_of("weights");
   wake("weights");
-  end();
 }
 
 /* Giving it back takes longer than unmapping, and the next sleep may need it. */
-TEST(a_sleep_that_keeps_nothing_leaves_host_memory_as_it_is)
+SCENE(a_sleep_that_keeps_nothing_leaves_host_memory_as_it_is)
 {
-  begin();
   void *p = used_as("weights", 20 * MIB, r);
   sleep_all_of("weights");
   wake("weights");
@@ -89,12 +79,10 @@ TEST(a_sleep_that_keeps_nothing_leaves_host_memory_as_it_is)
   CHECK_EQ(alive().host_bytes, 0);
   wake("weights");
   world_kernel(&w, r, p);
-  end();
 }
 
-TEST(if_memory_is_short_everything_still_sleeps)
+SCENE_WITH(if_memory_is_short_everything_still_sleeps, begin_with(64, NULL))
 {
-  begin_with(64, NULL);
   void *p[3];
   for (int i = 0; i < 3; i++)
     p[i] = used_as("weights", 16 * MIB, r);
@@ -109,7 +97,6 @@ TEST(if_memory_is_short_everything_still_sleeps)
   for (int i = 0; i < 3; i++)
     world_kernel(&w, s, p[i]);
   world_check(&w);
-  end();
 }
 
 static void fail_at(sim_call call, uint64_t nth)
@@ -143,20 +130,17 @@ TEST(whatever_the_driver_refuses_nothing_is_lost)
   }
 }
 
-TEST(waking_what_is_awake_does_nothing)
+SCENE(waking_what_is_awake_does_nothing)
 {
-  begin();
   used_as("weights", 4 * MIB, r);
   size_t woken = 7;
   CHECK_OK(esper_wake(w.core, -1, NULL, 0, &woken));
   CHECK_EQ(woken, 0);
   CHECK_EQ(calls(SIM_CALL_stream_create), 0);
-  end();
 }
 
-TEST(tags_sleep_and_wake_apart)
+SCENE(tags_sleep_and_wake_apart)
 {
-  begin();
   void *p = used_as("weights", 20 * MIB, r), *q = used_as("kv", 20 * MIB, r);
   sleep_all_of(NULL);
   wake("kv");
@@ -169,13 +153,11 @@ TEST(tags_sleep_and_wake_apart)
   wake(NULL);
   world_kernel(&w, r, q);
   world_check(&w);
-  end();
 }
 
 /* Notes are part of the block, which lives on as a hole and as what fills it. */
-TEST(what_was_noted_does_not_outlive_a_block_that_is_freed_asleep)
+SCENE(what_was_noted_does_not_outlive_a_block_that_is_freed_asleep)
 {
-  begin();
   used_as("t", 20 * MIB, r);
   void *p = used_as("t", 20 * MIB, r);
   used_as("t", 20 * MIB, r);
@@ -192,12 +174,10 @@ TEST(what_was_noted_does_not_outlive_a_block_that_is_freed_asleep)
   world_read_on(&w, s, q, r);
   world_free(&w, q);
   CHECK(get_as("t", 20 * MIB, r) != q); /* which s may still read */
-  end();
 }
 
-TEST(a_wake_takes_the_place_of_memory_that_is_only_cached)
+SCENE_WITH(a_wake_takes_the_place_of_memory_that_is_only_cached, begin_with(256, NULL))
 {
-  begin_with(256, NULL);
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25));
   used_as("t", 40 * MIB, r);
   sleep_all_of("t");
@@ -205,13 +185,12 @@ TEST(a_wake_takes_the_place_of_memory_that_is_only_cached)
   world_run(&w, r);
   world_free(&w, other);
   wake("t");
-  end();
 }
 
 /* Of many sizes, on pages with much free memory. */
-TEST(host_memory_is_that_of_the_live_bytes_and_no_device_is_synchronised)
+SCENE_WITH(host_memory_is_that_of_the_live_bytes_and_no_device_is_synchronised,
+           begin_with(1024, &(esper_config){.segments = ESPER_SEGMENTS_MAPPED}))
 {
-  begin_with(1024, &(esper_config){.segments = ESPER_SEGMENTS_MAPPED});
   enum { COUNT = 300 };
   void *p[COUNT];
   size_t live = 0;
@@ -240,5 +219,4 @@ TEST(host_memory_is_that_of_the_live_bytes_and_no_device_is_synchronised)
     CHECK_EQ(alive().host_bytes, live);
   }
   CHECK_EQ(calls(SIM_CALL_device_synchronize), synchronised);
-  end();
 }

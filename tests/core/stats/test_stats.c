@@ -5,8 +5,7 @@
 
 static void begin(void)
 {
-  world_begin(&w);
-  name_streams();
+  begin_on((sim_options){WHEN_TOLD}, NULL);
 }
 
 /* current, peak, allocated, freed */
@@ -18,12 +17,10 @@ static void check(esper_stat stat, long long c, long long p, long long a, long l
   CHECK_EQ(stat.freed, f);
 }
 
-TEST(bytes_are_active_until_nothing_is_owed)
+SCENE(bytes_are_active_until_nothing_is_owed)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   esper_stats now = world_stats(&w, 0);
   CHECK_EQ(now.allocated_bytes[ESPER_ALL].current, 0);
@@ -35,12 +32,10 @@ TEST(bytes_are_active_until_nothing_is_owed)
   CHECK_EQ(now.active_bytes[ESPER_ALL].current, 0);
   CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
-  end();
 }
 
-TEST(oversize_blocks_are_counted_by_the_limit_of_their_birth)
+SCENE(oversize_blocks_are_counted_by_the_limit_of_their_birth)
 {
-  begin();
   CHECK_OK(esper_configure(w.core, &(esper_config){.max_split_size = 20 * MIB}));
   void *p = world_malloc(&w, 40 * MIB, r);
   esper_stats now = world_stats(&w, 0);
@@ -53,7 +48,6 @@ TEST(oversize_blocks_are_counted_by_the_limit_of_their_birth)
   now = world_stats(&w, 0);
   CHECK_EQ(now.oversize_allocations.current, 0);
   CHECK_EQ(now.oversize_segments.current, 0);
-  end();
 }
 
 /* ---- asked directly ------------------------------------------------------------- */

@@ -771,43 +771,22 @@ static void walk(esper_status status, bool sticky)
   printf("  %llu runs\n", (unsigned long long)runs);
 }
 
-TEST(every_call_may_fail)
-{
-  walk(ESPER_DEVICE_ERROR, false);
-}
-TEST(every_call_may_fail_for_good)
-{
-  walk(ESPER_DEVICE_ERROR, true);
-}
-TEST(the_driver_may_run_out_of_memory)
-{
-  walk(ESPER_OUT_OF_MEMORY, false);
-}
-TEST(the_driver_may_be_out_of_memory_for_good)
-{
-  walk(ESPER_OUT_OF_MEMORY, true);
-}
-TEST(captures_may_be_in_the_way)
-{
-  walk(ESPER_CAPTURING, false);
-  walk(ESPER_CAPTURING, true);
-}
-TEST(captures_may_end_at_any_time)
-{
-  walk(ESPER_INVALID, false);
-}
-TEST(functions_may_be_missing)
-{
-  walk(ESPER_UNSUPPORTED, true);
-}
-TEST(events_may_take_their_time)
-{
-  walk(ESPER_NOT_READY, false);
-}
-TEST(the_driver_may_go_at_any_time)
-{
-  walk(ESPER_SHUT_DOWN, false);
-}
+#define WALK(name, status, sticky) \
+  TEST(name)                       \
+  {                                \
+    walk(status, sticky);          \
+  }
+
+WALK(every_call_may_fail, ESPER_DEVICE_ERROR, false)
+WALK(every_call_may_fail_for_good, ESPER_DEVICE_ERROR, true)
+WALK(the_driver_may_run_out_of_memory, ESPER_OUT_OF_MEMORY, false)
+WALK(the_driver_may_be_out_of_memory_for_good, ESPER_OUT_OF_MEMORY, true)
+WALK(captures_may_be_in_the_way, ESPER_CAPTURING, false)
+WALK(captures_may_be_in_the_way_for_good, ESPER_CAPTURING, true)
+WALK(captures_may_end_at_any_time, ESPER_INVALID, false)
+WALK(functions_may_be_missing, ESPER_UNSUPPORTED, true)
+WALK(events_may_take_their_time, ESPER_NOT_READY, false)
+WALK(the_driver_may_go_at_any_time, ESPER_SHUT_DOWN, false)
 
 /* Two calls of one sleep and wake fail: call number `first` of a function, and call number `second`
  * of all. False: the first was not reached. */
@@ -868,73 +847,6 @@ TEST(two_calls_of_a_sleep_and_a_wake_may_fail)
   printf("  %llu runs\n", (unsigned long long)runs);
 }
 
-/* The functions that mapped segments need, without a core: a refused call has no effect, and the
- * rest can be undone. */
-static const sim_call PAGE_CALLS[] = {SIM_CALL_page_granularity, SIM_CALL_range_reserve,
-                                      SIM_CALL_page_create,      SIM_CALL_page_map,
-                                      SIM_CALL_page_unmap,       SIM_CALL_page_release,
-                                      SIM_CALL_range_free};
-
-/* A call that failed once succeeds when it is made again. */
-#define TWICE(x) ((x) == ESPER_OK || (x) == ESPER_OK)
-
-static bool map_pages(sim_call call, uint64_t nth, esper_status status)
-{
-  enum { PAGES = 3 };
-  snprintf(situation, sizeof situation, "%s number %llu answered %s", sim_call_name(call),
-           (unsigned long long)nth, esper_status_name(status));
-  sim_options options = {.devices = 1,
-                         .capacity = CAPACITY * MIB,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .virtual_memory = true,
-                         .page_granularity = 2 * MIB};
-  s = sim_create(&options);
-  sim_on_failure(s, oracle_failed, NULL);
-  sim_fail_call(s, call, nth, status);
-  const esper_driver *d = sim_driver(s);
-  size_t size = 0;
-  uintptr_t range = 0;
-  uint64_t page[PAGES];
-  int count = 0;
-  EXPECT(TWICE(d->page_granularity(d->self, 0, &size)) && size == 2 * MIB);
-  EXPECT(TWICE(d->range_reserve(d->self, 0, PAGES * size, &range)));
-  for (; count < PAGES; count++) {
-    if (d->page_create(d->self, 0, size, &page[count]) != ESPER_OK)
-      break;
-    if (d->page_map(d->self, 0, range + (uintptr_t)count * size, size, page[count], NULL, 0) !=
-        ESPER_OK) {
-      EXPECT(d->page_release(d->self, 0, page[count]) == ESPER_OK);
-      break;
-    }
-  }
-  sim_alive alive;
-  sim_count_alive(s, 0, &alive);
-  EXPECT(alive.pages == (size_t)count && alive.mappings == (size_t)count);
-  for (int i = 0; i < count; i++) {
-    EXPECT(TWICE(d->page_unmap(d->self, 0, range + (uintptr_t)i * size, size)));
-    EXPECT(TWICE(d->page_release(d->self, 0, page[i])));
-  }
-  EXPECT(TWICE(d->range_free(d->self, 0, range, PAGES * size)));
-  sim_count_alive(s, 0, &alive);
-  EXPECT(!alive.ranges && !alive.pages && !alive.mappings && !alive.bytes);
-  bool reached = sim_faults(s) > 0;
-  sim_destroy(s);
-  return reached;
-}
-
-TEST(mapping_pages_may_fail)
-{
-  static const esper_status ANSWERS[] = {ESPER_OUT_OF_MEMORY, ESPER_DEVICE_ERROR, ESPER_UNSUPPORTED,
-                                         ESPER_CAPTURING};
-  for (size_t c = 0; c < sizeof PAGE_CALLS / sizeof *PAGE_CALLS; c++)
-    for (size_t a = 0; a < sizeof ANSWERS / sizeof *ANSWERS; a++) {
-      uint64_t nth = 1;
-      while (map_pages(PAGE_CALLS[c], nth, ANSWERS[a]))
-        nth++;
-      CHECK(nth > 1);
-    }
-}
-
 /* The scenario is worth something only if it asks every function that the core
  * ever asks. */
 TEST(the_scenario_calls_everything)
@@ -943,11 +855,8 @@ TEST(the_scenario_calls_everything)
   uint64_t calls[SIM_CALL_COUNT] = {0};
   for (int kind = 0; kind < 2; kind++) {
     mapped = kind;
-    sim_options options = {.devices = DEVICES,
-                           .capacity = CAPACITY * MIB,
-                           .virtual_memory = mapped,
-                           .oracle = SIM_ORACLE_KNOWN,
-                           .completion = SIM_WHEN_TOLD};
+    sim_options options = {WHEN_TOLD, .devices = DEVICES, .capacity = CAPACITY * MIB,
+                           .virtual_memory = mapped};
     s = sim_create(&options);
     sim_on_failure(s, oracle_failed, NULL);
     block_count = 0;

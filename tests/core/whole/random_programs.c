@@ -140,9 +140,11 @@ static void must(esper_status status, const char *what)
     fail("%s: %s: %s", what, esper_status_name(status), esper_last_error());
 }
 
+#define MUST(call) must(call, #call)
+
 /* The same where the driver may have been told to fail. A call that was refused
  * has done nothing, so the program, which needs it done, asks again. */
-#define MUST_AT_LAST(call, what)                                     \
+#define MUST_AT_LAST(call)                                           \
   do {                                                               \
     esper_status refused = (call);                                   \
     for (int times = 0; times < 4 && refused != ESPER_OK; times++) { \
@@ -150,7 +152,7 @@ static void must(esper_status status, const char *what)
         break;                                                       \
       refused = (call);                                              \
     }                                                                \
-    must(refused, what);                                             \
+    must(refused, #call);                                            \
   } while (0)
 
 /* ---- drawing ------------------------------------------------------------ */
@@ -222,7 +224,7 @@ static void kernel(thread *t, int on, const block *b)
   }
   /* As PyTorch does before the first access; others map pages meanwhile. */
   if (es.device != b->device)
-    MUST_AT_LAST(esper_add_peer(t->p->core, b->device, es.device), "add_peer");
+    MUST_AT_LAST(esper_add_peer(t->p->core, b->device, es.device));
   sim_kernel(t->p->s, es.device, es.handle, b->ptr + begin, size,
              chance(t, 2) ? SIM_READ : SIM_WRITE);
 }
@@ -260,7 +262,7 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
   if (f.device_free >= segment && f.reserved + segment <= f.limit)
     fail("out of memory, with %zu bytes on the device for a segment of %zu", f.device_free,
          segment);
-  must(esper_snapshot_take(p->core, f.device, &snapshot), "snapshot_take");
+  MUST(esper_snapshot_take(p->core, f.device, &snapshot));
   for (size_t i = 0; i < snapshot.segment_count; i++) {
     const esper_segment_entry *g = &snapshot.segments[i];
     const esper_block_entry *b = &snapshot.blocks[g->first_block];
@@ -314,13 +316,13 @@ static block *malloc_only(thread *t, int on)
     t->unannounced++;
   t->tag_now = t->tag >= 0 ? t->tag : p->tags ? draw(t, 3) : 0;
   if (t->tag_now)
-    must(esper_tag_push(TAG_NAMES[t->tag_now]), "tag_push");
+    MUST(esper_tag_push(TAG_NAMES[t->tag_now]));
   status = malloc_from(t, pool, size, es, &ptr);
   /* Work that was stalled may have completed meanwhile. */
   if (status == ESPER_OUT_OF_MEMORY && t->has_stalled)
     status = malloc_from(t, pool, size, es, &ptr);
   if (t->tag_now)
-    must(esper_tag_pop(), "tag_pop");
+    MUST(esper_tag_pop());
   p->mallocs++;
   if (status == ESPER_OUT_OF_MEMORY) {
     t->ran_out_on = es.device;
@@ -333,19 +335,19 @@ static block *malloc_only(thread *t, int on)
     /* Pools that stay may hold all that the fraction allows, for the rest of the
      * program: who runs into that raises it, like a user. */
     if (failure.private_pools + failure.segment > failure.limit && failure.requested < SIZE_MAX / 4)
-      MUST_AT_LAST(esper_set_memory_fraction(p->core, es.device, 1), "set_memory_fraction");
+      MUST_AT_LAST(esper_set_memory_fraction(p->core, es.device, 1));
     return NULL;
   }
   if (p->faults && status != ESPER_OK)
     return NULL;
-  must(status, "malloc");
+  MUST(status);
   if (size == 0) {
     if (ptr)
       fail("zero bytes gave %p", ptr);
     return NULL;
   }
   esper_block_info info;
-  must(esper_find_block(p->core, ptr, &info), "find_block");
+  MUST(esper_find_block(p->core, ptr, &info));
   if (!info.live || info.address != ptr || info.size < size || info.requested != size ||
       info.device != es.device)
     fail("find_block tells otherwise than malloc");
@@ -378,7 +380,7 @@ static void free_at(thread *t, int i)
   block b = t->blocks[i];
   t->blocks[i] = t->blocks[--t->block_count];
   sim_owner_end(t->p->s, b.ptr);
-  must(esper_free(t->p->core, b.ptr), "free");
+  MUST(esper_free(t->p->core, b.ptr));
 }
 
 static void do_free(thread *t)
@@ -393,7 +395,7 @@ static void do_free(thread *t)
     int on = draw_stream(t);
     if (t->streams[on].es.device == b->device)
       read_elsewhere(t, on, b);
-    MUST_AT_LAST(esper_free_after_all(t->p->core, b->ptr), "free_after_all");
+    MUST_AT_LAST(esper_free_after_all(t->p->core, b->ptr));
   }
   free_at(t, (int)(b - t->blocks));
 }
@@ -457,8 +459,7 @@ static void do_record_use(thread *t)
   }
   if (!count && !chance(t, 16))
     return;
-  MUST_AT_LAST(esper_record_use(t->p->core, ptrs, count, t->streams[on].es, 0, &marked),
-               "record_use");
+  MUST_AT_LAST(esper_record_use(t->p->core, ptrs, count, t->streams[on].es, 0, &marked));
   if (marked != count)
     fail("%zu of %zu marked", marked, count);
 }
@@ -475,9 +476,8 @@ static void do_record_use_event(thread *t)
   const void *ptr = b->ptr;
   size_t marked;
   void *event = sim_event_create(s, es.device);
-  must(sim_event_record(s, es.device, event, es.handle), "sim_event_record");
-  MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, es.device, &marked),
-               "record_use_event");
+  MUST(sim_event_record(s, es.device, event, es.handle));
+  MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, es.device, &marked));
   if (marked != 1)
     fail("a live block was not marked");
   if (chance(t, 2)) {
@@ -502,12 +502,11 @@ static void do_record_stream(thread *t)
   if (!b || b->captured || b->owner < 0 || on == b->owner)
     return;
   if (chance(t, 2)) {
-    MUST_AT_LAST(use_until_free(t, b->ptr, t->streams[on].es), "record_stream or note_use");
+    MUST_AT_LAST(use_until_free(t, b->ptr, t->streams[on].es));
   } else {
     const void *ptr = b->ptr;
-    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, t->streams[on].es, ESPER_USE_UNTIL_FREE,
-                                  NULL),
-                 "record_use");
+    MUST_AT_LAST(
+        esper_record_use(t->p->core, &ptr, 1, t->streams[on].es, ESPER_USE_UNTIL_FREE, NULL));
   }
   b->at_free |= (uint64_t)1 << on;
   if (chance(t, 2))
@@ -533,14 +532,13 @@ static void use_first(thread *t, block *b, int user)
   esper_stream es = t->streams[user].es;
   kernel(t, user, b);
   switch (draw(t, 4)) {
-  case 0: MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, es, 0, NULL), "record_use"); break;
+  case 0: MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, es, 0, NULL)); break;
   case 1:
-    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, es, ESPER_USE_UNTIL_FREE, NULL),
-                 "record_use");
+    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, es, ESPER_USE_UNTIL_FREE, NULL));
     b->at_free |= (uint64_t)1 << user;
     break;
   case 2:
-    MUST_AT_LAST(use_until_free(t, ptr, es), "record_stream or note_use");
+    MUST_AT_LAST(use_until_free(t, ptr, es));
     b->at_free |= (uint64_t)1 << user;
     break;
   default: order(t, b->owner, user);
@@ -558,7 +556,7 @@ static void do_wait_first(thread *t)
     return;
   void *event = chance(t, 4) ? sim_event_create(s, o->es.device) : NULL;
   if (event)
-    must(sim_event_record(s, o->es.device, event, o->es.handle), "sim_event_record");
+    MUST(sim_event_record(s, o->es.device, event, o->es.handle));
   else if (chance(t, 8))
     sim_stream_synchronize(s, o->es.device, o->es.handle);
   else if (!chance(t, 4) || !order(t, between, owner) || !order(t, user, between))
@@ -566,7 +564,7 @@ static void do_wait_first(thread *t)
   for (int i = 1 + draw(t, 4); i > 0; i--) {
     block *b = malloc_only(t, owner);
     if (event)
-      must(sim_stream_wait(s, u->es.device, u->es.handle, event), "sim_stream_wait");
+      MUST(sim_stream_wait(s, u->es.device, u->es.handle, event));
     if (b)
       use_first(t, b, user);
     if (b && chance(t, 2))
@@ -591,7 +589,7 @@ static void do_free_after_all(thread *t)
   block *b = draw_block(t);
   if (!b || b->captured || b->owner < 0 || t->stalled >= 0)
     return;
-  MUST_AT_LAST(esper_free_after_all(t->p->core, b->ptr), "free_after_all");
+  MUST_AT_LAST(esper_free_after_all(t->p->core, b->ptr));
   b->after_all = true;
 }
 
@@ -635,7 +633,7 @@ static void drop_graph(thread *t)
   sim_graph_destroy(t->p->s, t->graph);
   t->graph = NULL;
   if (t->graphs_pool)
-    must(esper_pool_release(t->p->core, t->graph_device, t->graphs_pool, 0), "pool_release");
+    MUST(esper_pool_release(t->p->core, t->graph_device, t->graphs_pool, 0));
   for (int i = 0; i < t->block_count; i++)
     t->blocks[i].pinned = false;
 }
@@ -663,10 +661,10 @@ static void do_capture_begin(thread *t)
     return; /* others may just be recording on it, as nobody can help */
   if (t->graph)
     drop_graph(t);
-  MUST_AT_LAST(esper_record_use(t->p->core, NULL, 0, st->es, 0, NULL), "record_use");
+  MUST_AT_LAST(esper_record_use(t->p->core, NULL, 0, st->es, 0, NULL));
   t->pool = chance(t, 2) ? 0 : 100 + (uint64_t)(t - t->p->all);
   if (t->pool)
-    must(esper_pool_begin(t->p->core, st->es.device, t->pool, 0, is_capturing, t), "pool_begin");
+    MUST(esper_pool_begin(t->p->core, st->es.device, t->pool, 0, is_capturing, t));
   else
     t->unannounced++;
   sim_capture_begin(t->p->s, st->es.device, st->es.handle);
@@ -688,7 +686,7 @@ static void pin(thread *t)
   b->pinned = true;
   if (chance(t, 4)) { /* a mark that no event can stand for */
     const void *ptr = b->ptr;
-    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, st->es, 0, NULL), "record_use");
+    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, st->es, 0, NULL));
   }
 }
 
@@ -708,10 +706,9 @@ static void mark_inside(thread *t, const void *ptr, esper_stream reader)
   size_t marked;
   if (chance(t, 2))
     MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, reader,
-                                  chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u, &marked),
-                 "record_use");
+                                  chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u, &marked));
   else
-    MUST_AT_LAST(use_until_free(t, ptr, reader), "record_stream or note_use");
+    MUST_AT_LAST(use_until_free(t, ptr, reader));
 }
 
 /* Inside the capture a stream reads what another one owns, and says so; or the
@@ -786,7 +783,7 @@ static void fork_and_join(thread *t)
     if (esper_malloc(t->p->core, size, es, &ptr))
       continue;
     esper_block_info info;
-    must(esper_find_block(t->p->core, ptr, &info), "find_block");
+    MUST(esper_find_block(t->p->core, ptr, &info));
     sim_owner_begin(s, ptr, info.size, es.device, es.handle);
     t->blocks[t->block_count++] = (block){.ptr = ptr,
                                           .size = info.size,
@@ -803,12 +800,11 @@ static void fork_and_join(thread *t)
   if (chance(t, 2)) {
     /* An event of the capture, as if it were any other. */
     void *event = sim_event_create(s, o->es.device);
-    must(sim_event_record(s, o->es.device, event, o->es.handle), "record");
+    MUST(sim_event_record(s, o->es.device, event, o->es.handle));
     const block *b = draw_block(t);
     const void *ptr = b ? b->ptr : NULL;
     if (b && !b->captured)
-      MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, o->es.device, NULL),
-                   "record_use_event");
+      MUST_AT_LAST(esper_record_use_event(t->p->core, &ptr, 1, event, o->es.device, NULL));
     sim_event_destroy(s, o->es.device, event);
   }
   sim_stream_wait_stream(s, st->es.device, st->es.handle, o->es.device, o->es.handle);
@@ -843,9 +839,9 @@ static void do_capture_end(thread *t)
     t->graph_device = st->es.device;
   }
   if (t->pool) {
-    must(esper_pool_end(t->p->core, st->es.device, t->pool, 0, NULL), "pool_end");
+    MUST(esper_pool_end(t->p->core, st->es.device, t->pool, 0, NULL));
     if (!t->graph)
-      must(esper_pool_release(t->p->core, st->es.device, t->pool, 0), "pool_release");
+      MUST(esper_pool_release(t->p->core, st->es.device, t->pool, 0));
   }
   t->graphs_pool = t->pool;
   for (int i = 0; i < t->stream_count; i++)
@@ -885,7 +881,7 @@ static void do_launch(thread *t)
       ptrs[count++] = t->blocks[i].ptr;
     }
   sim_graph_launch(t->p->s, t->graph, st->es.device, st->es.handle);
-  MUST_AT_LAST(esper_record_use(t->p->core, ptrs, count, st->es, 0, &marked), "record_use");
+  MUST_AT_LAST(esper_record_use(t->p->core, ptrs, count, st->es, 0, &marked));
   if (marked != count)
     fail("%zu of %zu marked", marked, count);
 }
@@ -962,7 +958,7 @@ static void do_stall(thread *t)
   }
   for (int d = 0; d < t->p->devices; d++) {
     sim_set_capacity(s, d, (size_t)1 << 40);
-    MUST_AT_LAST(esper_set_memory_fraction(t->p->core, d, 1), "set_memory_fraction");
+    MUST_AT_LAST(esper_set_memory_fraction(t->p->core, d, 1));
   }
   sim_wait_flag(s, st->es.device, st->es.handle, 0);
   st->stalled = true;
@@ -973,11 +969,10 @@ static void do_stall(thread *t)
     kernel(t, on, read[i]);
     ptrs[i] = read[i]->ptr;
     if (chance(t, 4))
-      MUST_AT_LAST(esper_record_stream(t->p->core, ptrs[i], st->es), "record_stream");
+      MUST_AT_LAST(esper_record_stream(t->p->core, ptrs[i], st->es));
     else
       MUST_AT_LAST(esper_record_use(t->p->core, &ptrs[i], 1, st->es,
-                                    chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u, NULL),
-                   "record_use");
+                                    chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u, NULL));
   }
   for (int i = 0; i < count; i++)
     for (int k = 0; k < t->block_count; k++)
@@ -1009,8 +1004,7 @@ static void make_own_pool(thread *t, int device)
 {
   t->own_pool_ids[device] = ++t->p->pool_ids;
   MUST_AT_LAST(esper_pool_create(t->p->core, device, POOL_ID, t->own_pool_ids[device],
-                                 &t->own_pools[device]),
-               "pool_create");
+                                 &t->own_pools[device]));
 }
 
 /* As MemPool goes: what is out of the pool outlives it. */
@@ -1018,8 +1012,8 @@ static void let_own_pool_go(thread *t, int device)
 {
   esper_core *core = t->p->core;
   uint64_t id = t->own_pool_ids[device];
-  must(esper_pool_release(core, device, POOL_ID, id), "pool_release");
-  MUST_AT_LAST(esper_pool_empty(core, device, POOL_ID, id), "pool_empty");
+  MUST(esper_pool_release(core, device, POOL_ID, id));
+  MUST_AT_LAST(esper_pool_empty(core, device, POOL_ID, id));
 }
 
 /* It keeps its memory from others while it is there. */
@@ -1039,17 +1033,13 @@ static void do_limits(thread *t)
   program *p = t->p;
   int device = draw(t, p->devices);
   switch (draw(t, 7)) {
-  case 0: MUST_AT_LAST(esper_empty_cache(p->core, device, NULL), "empty_cache"); break;
+  case 0: MUST_AT_LAST(esper_empty_cache(p->core, device, NULL)); break;
   case 1:
-    MUST_AT_LAST(esper_empty_cache(p->core, device,
-                                   chance(t, 2) ? p->pools[device] : t->own_pools[device]),
-                 "empty_cache");
+    MUST_AT_LAST(
+        esper_empty_cache(p->core, device, chance(t, 2) ? p->pools[device] : t->own_pools[device]));
     break;
-  case 2:
-    MUST_AT_LAST(esper_set_memory_fraction(p->core, device, (1 + draw(t, 8)) / 8.0),
-                 "set_memory_fraction");
-    break;
-  case 3: MUST_AT_LAST(esper_reset_peak_stats(p->core, device), "reset_peak_stats"); break;
+  case 2: MUST_AT_LAST(esper_set_memory_fraction(p->core, device, (1 + draw(t, 8)) / 8.0)); break;
+  case 3: MUST_AT_LAST(esper_reset_peak_stats(p->core, device)); break;
   case 4: esper_trace_watch(p->core, chance(t, 2) ? hear_nothing : NULL, NULL); break;
   case 5: replace_own_pool(t, device); break;
   default:
@@ -1110,7 +1100,7 @@ static void do_share(thread *t)
   if (!b || b->owner < 0 || !is_usable(&t->streams[b->owner]) || t->stalled >= 0)
     return;
   esper_block_info info;
-  must(esper_find_block(p->core, b->ptr, &info), "find_block");
+  MUST(esper_find_block(p->core, b->ptr, &info));
   if (!info.mapped && p->classic_pools)
     return;
   if (esper_share(p->core, b->ptr, &address, &pages, &count) != ESPER_OK) {
@@ -1128,7 +1118,7 @@ static void do_share(thread *t)
   esper_stream es = t->streams[b->owner].es;
   sim_kernel(p->s, es.device, es.handle, (char *)base + (b->ptr - (char *)address), b->size,
              SIM_READ | SIM_WRITE);
-  must(esper_close_shared(p->core, base), "close_shared");
+  MUST(esper_close_shared(p->core, base));
   p->shared = true;
 }
 
@@ -1146,7 +1136,7 @@ static uint64_t phase_pool(const thread *t)
 static void let_phases_go(thread *t, int device)
 {
   for (; t->phases[device]; t->phases[device]--)
-    must(esper_pool_release(t->p->core, device, phase_pool(t), 0), "pool_release");
+    MUST(esper_pool_release(t->p->core, device, phase_pool(t), 0));
 }
 
 /* All that the thread allocates is a private pool's for a while; no graph has memory of
@@ -1159,7 +1149,7 @@ static void do_pool_phase(thread *t)
   /* Where memory may not run out, some pools would keep too much of it. */
   if (!t->p->captures || t->capturing >= 0 || t->stalled >= 0)
     return;
-  must(esper_pool_begin(core, device, id, 0, is_mine, t), "pool_begin");
+  MUST(esper_pool_begin(core, device, id, 0, is_mine, t));
   t->phases[device]++;
   for (int left = draw(t, 16); left; left--) {
     switch (draw(t, 6)) {
@@ -1171,7 +1161,7 @@ static void do_pool_phase(thread *t)
     default: do_time(t);
     }
   }
-  must(esper_pool_end(core, device, id, 0, NULL), "pool_end");
+  MUST(esper_pool_end(core, device, id, 0, NULL));
   if (chance(t, 3))
     let_phases_go(t, device);
 }
@@ -1182,10 +1172,10 @@ static void malloc_asleep(thread *t, int tag)
   void *ptr;
   esper_stream es = t->streams[draw_stream(t)].es;
   if (tag)
-    must(esper_tag_push(TAG_NAMES[tag]), "tag_push");
+    MUST(esper_tag_push(TAG_NAMES[tag]));
   esper_status status = esper_malloc(t->p->core, draw_size(t), es, &ptr);
   if (tag)
-    must(esper_tag_pop(), "tag_pop");
+    MUST(esper_tag_pop());
   if (status != ESPER_ASLEEP && !t->p->faults)
     fail("a malloc under a tag that sleeps: %s", esper_status_name(status));
 }
@@ -1232,7 +1222,7 @@ static void do_sleep(thread *t)
   if (status == ESPER_OK)
     do_asleep(t, tag);
   else if (!p->faults)
-    must(status, "sleep");
+    MUST(status);
   if (chance(t, 4)) /* a second one changes nothing */
     (void)esper_sleep(p->core, -1, name ? &name : NULL, name ? 1 : 0, ESPER_KEEP_HOST, NULL);
   enum { TRIES = 64 }; /* after an error a device before the one that failed may sleep */
@@ -1244,16 +1234,29 @@ static void do_sleep(thread *t)
       break;
     for (int d = 0; d < p->devices && tries == TRIES; d++) { /* graphs keep too much of it */
       sim_set_capacity(p->s, d, 4 * p->capacity);
-      MUST_AT_LAST(esper_set_memory_fraction(p->core, d, 1), "set_memory_fraction");
+      MUST_AT_LAST(esper_set_memory_fraction(p->core, d, 1));
     }
   }
   if (!has_failed(p))
-    must(status, "wake");
+    MUST(status);
   for (int d = 0; d < p->devices; d++)
     sim_set_capacity(p->s, d, p->capacity);
   if (chance(t, 8))
     esper_sleep_trim(p->core);
 }
+
+/* Kinds of operations, in percent, from those of the one before on. */
+static const struct {
+  int below;
+  void (*run)(thread *t);
+} OFTEN[] = {{54, do_free},           {62, do_own_kernel},
+             {74, do_record_use},     {77, do_record_use_event},
+             {81, do_record_stream},  {83, do_read_on},
+             {85, do_join_back},      {86, do_free_after_all},
+             {88, do_recycle_stream}, {90, do_capture_step},
+             {92, do_launch},         {96, do_time},
+             {97, do_wait_after_free}};
+enum { COMMON = sizeof OFTEN / sizeof *OFTEN };
 
 static void operation(thread *t)
 {
@@ -1268,34 +1271,13 @@ static void operation(thread *t)
   }
   /* Programs breathe: they grow for a while, then shrink. */
   int mallocs = (t->done / 512) % 2 ? 22 : 32;
+  size_t i = 0;
+  while (i < COMMON && kind >= OFTEN[i].below)
+    i++;
   if (kind < mallocs)
     do_malloc(t);
-  else if (kind < 54)
-    do_free(t);
-  else if (kind < 62)
-    do_own_kernel(t);
-  else if (kind < 74)
-    do_record_use(t);
-  else if (kind < 77)
-    do_record_use_event(t);
-  else if (kind < 81)
-    do_record_stream(t);
-  else if (kind < 83)
-    do_read_on(t);
-  else if (kind < 85)
-    do_join_back(t);
-  else if (kind < 86)
-    do_free_after_all(t);
-  else if (kind < 88)
-    do_recycle_stream(t);
-  else if (kind < 90)
-    do_capture_step(t);
-  else if (kind < 92)
-    do_launch(t);
-  else if (kind < 96)
-    do_time(t);
-  else if (kind < 97)
-    do_wait_after_free(t);
+  else if (i < COMMON)
+    OFTEN[i].run(t);
   else if (chance(t, 8))
     do_pool_phase(t);
   else if (kind < 98)
@@ -1322,8 +1304,8 @@ static void check_everything(program *p)
   for (int d = 0; d < p->devices; d++) {
     esper_stats stats;
     esper_snapshot snapshot;
-    must(esper_get_stats(p->core, d, &stats), "get_stats");
-    must(esper_snapshot_take(p->core, d, &snapshot), "snapshot_take");
+    MUST(esper_get_stats(p->core, d, &stats));
+    MUST(esper_snapshot_take(p->core, d, &snapshot));
     size_t reserved = 0, live = 0, blocks = 0;
     for (size_t i = 0; i < snapshot.segment_count; i++)
       reserved += snapshot.segments[i].size;
@@ -1404,28 +1386,28 @@ static void check_the_end(program *p, bool captured)
     return;
   }
   for (int d = 0; d < p->devices; d++) {
-    must(sim_device_synchronize(p->s, d), "sim_device_synchronize");
-    MUST_AT_LAST(esper_set_memory_fraction(p->core, d, 1), "set_memory_fraction");
+    MUST(sim_device_synchronize(p->s, d));
+    MUST_AT_LAST(esper_set_memory_fraction(p->core, d, 1));
   }
   esper_unshare(p->core);
   p->shared = false;
   for (int d = 0; d < p->devices; d++) { /* which keep their memory until then */
-    must(esper_pool_release(p->core, d, POOL_ID, 1 + (uint64_t)d), "pool_release");
+    MUST(esper_pool_release(p->core, d, POOL_ID, 1 + (uint64_t)d));
     for (int i = 0; i < p->threads; i++)
       let_own_pool_go(&p->all[i], d);
     for (int i = 0; i < p->threads; i++)
       let_phases_go(&p->all[i], d);
   }
   for (int d = p->devices; d-- > 0;)
-    MUST_AT_LAST(esper_empty_cache(p->core, d, NULL), "empty_cache");
+    MUST_AT_LAST(esper_empty_cache(p->core, d, NULL));
   for (int d = 0; d < p->devices; d++)
-    MUST_AT_LAST(esper_empty_cache(p->core, d, NULL), "empty_cache");
+    MUST_AT_LAST(esper_empty_cache(p->core, d, NULL));
   check_everything(p);
   if (captured)
     return;
   for (int d = 0; d < p->devices; d++) {
     esper_counters counters;
-    must(esper_get_counters(p->core, d, &counters), "get_counters");
+    MUST(esper_get_counters(p->core, d, &counters));
     sim_alive alive;
     sim_count_alive(p->s, d, &alive);
     if (alive.bytes)
@@ -1458,8 +1440,8 @@ static uint64_t run_program(uint64_t seed, int threads)
   p.fatal = p.faults && chance(&maker, 4);
   p.tags = chance(&maker, 2) && (threads == 1 || !p.fatal);
   for (int i = 1; i < 3; i++) { /* so that they are known */
-    must(esper_tag_push(TAG_NAMES[i]), "tag_push");
-    must(esper_tag_pop(), "tag_pop");
+    MUST(esper_tag_push(TAG_NAMES[i]));
+    MUST(esper_tag_pop());
   }
   p.slow_time = chance(&maker, 3);
   static const size_t ALLOWANCES[] = {0, 1, 8 * MIB, 32 * MIB, ESPER_ALLOWANCE_OFF};
@@ -1479,12 +1461,12 @@ static uint64_t run_program(uint64_t seed, int threads)
   if (!p.s)
     fail("no simulation");
   sim_on_failure(p.s, oracle_failed, NULL);
-  must(esper_core_create(sim_driver(p.s), &config, &p.core), "core_create");
+  MUST(esper_core_create(sim_driver(p.s), &config, &p.core));
   if (p.operations % 2)
     core_set_pages_moved(p.core, 256); /* slack before lent pages */
   for (int d = 0; d < p.devices; d++) {
     uint64_t id = ++p.pool_ids;
-    must(esper_pool_create(p.core, d, POOL_ID, id, &p.pools[d]), "pool_create");
+    MUST(esper_pool_create(p.core, d, POOL_ID, id, &p.pools[d]));
   }
   pthread_mutex_init(&p.shelf_lock, NULL);
 

@@ -132,9 +132,8 @@ static void run_threads(void *worker(void *), void *looker(void *))
     pthread_join(threads[THREADS], NULL);
 }
 
-TEST(threads_hand_memory_to_each_other)
+SCENE(threads_hand_memory_to_each_other)
 {
-  begin();
   run_threads(work, NULL);
   CHECK(esper_core_is_valid(w.core));
   esper_stats stats = figures();
@@ -143,16 +142,13 @@ TEST(threads_hand_memory_to_each_other)
   CHECK(stats.allocation[ESPER_ALL].peak >= SHELF);
   free_shelf();
   CHECK_EQ(figures().active_bytes[ESPER_ALL].current, 0);
-  end();
 }
 
-TEST(statistics_and_snapshots_are_right_while_threads_allocate)
+SCENE(statistics_and_snapshots_are_right_while_threads_allocate)
 {
-  begin();
   run_threads(work, look);
   free_shelf();
   CHECK_EQ(figures().allocation[ESPER_ALL].freed, THREADS * TURNS);
-  end();
 }
 
 static void *begin_to_observe(void *argument)
@@ -165,19 +161,16 @@ static void *begin_to_observe(void *argument)
 }
 
 /* Blocks get uses while their owners free them: ThreadSanitizer sees who looks without a lock. */
-TEST(an_observer_begins_while_threads_allocate)
+SCENE(an_observer_begins_while_threads_allocate)
 {
-  begin();
   run_threads(work, begin_to_observe);
   free_shelf();
   CHECK(esper_core_is_valid(w.core));
   CHECK_EQ(figures().allocation[ESPER_ALL].freed, THREADS * TURNS);
-  end();
 }
 
-TEST(statistics_and_snapshots_are_right_while_pages_move)
+SCENE_WITH(statistics_and_snapshots_are_right_while_pages_move, begin_on_pages())
 {
-  begin_on_pages();
   run_threads(work_on_pages, look_and_empty);
   CHECK(sim_calls(w.s, SIM_CALL_page_unmap) > 0);
   free_shelf();
@@ -185,16 +178,13 @@ TEST(statistics_and_snapshots_are_right_while_pages_move)
   CHECK_EQ(figures().active_bytes[ESPER_ALL].current, 0);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(figures().reserved_bytes[ESPER_ALL].current, 0);
-  end();
 }
 
-TEST(checkpoints_are_of_one_moment_while_threads_allocate)
+SCENE(checkpoints_are_of_one_moment_while_threads_allocate)
 {
-  begin();
   CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
   run_threads(work_in_pool, write_down);
   free_shelf();
   CHECK_EQ(figures().active_bytes[ESPER_ALL].current, 0);
   CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
-  end();
 }

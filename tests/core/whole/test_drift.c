@@ -12,7 +12,7 @@
 #include <stdbool.h>
 
 #include "draw.h"
-#include "world.h"
+#include "one_world.h"
 
 enum { CYCLES = 8, MOST_BLOCKS = 20000, LEAST_LOG = 12, MOST_LOG = 23 };
 
@@ -29,7 +29,6 @@ typedef struct block {
   bool stays;
 } block;
 
-static world w;
 static uint64_t state;
 static block blocks[MOST_BLOCKS];
 static int block_count;
@@ -105,8 +104,7 @@ typedef struct figures {
 
 static figures run(bool virtual_memory, uint64_t seed)
 {
-  sim_options options = {.capacity = (size_t)64 << 30, .virtual_memory = virtual_memory};
-  world_begin_with(&w, &options, NULL);
+  begin_on((sim_options){.capacity = (size_t)64 << 30, .virtual_memory = virtual_memory}, NULL);
   state = seed;
   block_count = 0;
   live = 0;

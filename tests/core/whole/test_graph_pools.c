@@ -10,14 +10,12 @@
 
 /* s is being captured, so no event says when it is done with what it freed; when its use
  * of p was over an older one does. */
-TEST(older_events_of_a_captured_stream_are_waited_for)
+SCENE(older_events_of_a_captured_stream_are_waited_for)
 {
-  begin();
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, all, NULL));
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 16 * MIB, s);
   world_kernel(&w, r, p);
-  world_read_on(&w, s, p, r);
-  world_use(&w, p, s, 0);
+  world_read_marked(&w, s, p, r);
   world_kernel(&w, s, q);
   world_free(&w, p);
   world_free(&w, q);
@@ -31,7 +29,6 @@ TEST(older_events_of_a_captured_stream_are_waited_for)
   sim_capture_abort(w.s, 0, s.handle);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   drop(graph, ID);
-  end();
 }
 
 /* ---- what is freed meanwhile ---------------------------------------------------- */
@@ -69,10 +66,9 @@ static void wait_for_frees(other_thread *other)
 /* Heaps of one stream are united then, and the others go: ThreadSanitizer sees who still reads
  * those. What is freed then was allocated in an earlier capture, and its segment is about to change
  * its home. */
-TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
+SCENE(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
 {
   enum { TIMES = 20 };
-  begin();
   pthread_t id;
   esper_pool *pool;
   other_thread other = {0};
@@ -103,19 +99,16 @@ TEST(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
   for (int i = 0; i < TIMES; i++)
     drop(graphs[i], ID);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  end();
 }
 
 /* A pool is begun again while a capture still works in it, and the driver does not
  * say so: what that capture marked counts on. */
-TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
+SCENE(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
 {
-  begin();
   capture_begin(ID);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, x);
-  world_read_on(&w, s, x, r);
-  world_use(&w, x, s, 0);
+  world_read_marked(&w, s, x, r);
   world_free(&w, x);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
@@ -128,7 +121,6 @@ TEST(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
   sim_graph *graph = capture_end(ID);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   drop(graph, ID);
-  end();
 }
 
 /* Memory of a graph's pool with a use that has no event, freed while a capture goes on
@@ -140,9 +132,7 @@ typedef struct {
 static void owe_again_and_again(owing how)
 {
   sim_options options = {.oracle = SIM_ORACLE_OFF, .completion = SIM_WHEN_TOLD};
-  world_begin_with(&w, &options, NULL);
-  r = w.stream[0];
-  s = w.stream[1];
+  begin_on(options, NULL);
   esper_pool *pool;
   void *x, *y;
   sim_graph *earlier = NULL;
@@ -204,17 +194,15 @@ TEST(memory_that_owes_what_has_no_event_is_not_lost_to_its_pool)
 }
 
 /* Something was recorded on the owner's stream between the quiesce and the capture. */
-TEST(memory_that_its_owner_used_since_the_quiesce_waits_for_the_next)
+SCENE(memory_that_its_owner_used_since_the_quiesce_waits_for_the_next)
 {
-  begin();
   capture_begin(ID);
   void *saved = world_malloc(&w, 12 * MIB, r);
   sim_graph *first = capture_end(ID);
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
   world_kernel(&w, r, saved);
   void *x = world_malloc(&w, 512, s);
-  world_read_on(&w, r, x, s);
-  world_use(&w, x, r, 0);
+  world_read_marked(&w, r, x, s);
   sim_capture_begin(w.s, 0, r.handle);
   sim_capture_group(w.s, 0, r.handle, ID);
   world_free(&w, world_malloc(&w, 512, r));
@@ -223,7 +211,6 @@ TEST(memory_that_its_owner_used_since_the_quiesce_waits_for_the_next)
   sim_graph *second = capture_end(ID);
   drop(first, ID);
   drop(second, ID);
-  end();
 }
 
 /* The same calls give the same memory, whatever has completed by then. */

@@ -6,9 +6,7 @@
 #include <unistd.h>
 
 #include "esper_sleep.h"
-#include "world.h"
-
-static world w;
+#include "one_world.h"
 
 static pthread_t start(void *work(void *), void *argument)
 {
@@ -44,9 +42,8 @@ static void *malloc_beside(void *unused)
 }
 
 /* It has time to fail. */
-static void begin_malloc_beside(void *context, sim_call call, int index, void *object)
+SIM_HOOK(begin_malloc_beside)
 {
-  (void)context, (void)call, (void)index, (void)object;
   if (beside.begun)
     return;
   beside.begun = true;
@@ -158,23 +155,20 @@ static void *ask_in_vain(void *number)
   return NULL;
 }
 
-static void let_others_in(void *context, sim_call call, int index, void *object)
+SIM_HOOK(let_others_in)
 {
-  (void)context, (void)call, (void)index, (void)object;
   usleep(100);
 }
 
 /* Two that are refused have nothing for each other. */
-TEST(who_is_refused_leaves_nothing)
+SCENE_WITH(who_is_refused_leaves_nothing,
+           begin_on((sim_options){.capacity = 64 * MIB, .completion = SIM_AT_ONCE},
+                    &(esper_config){.segments = ESPER_SEGMENTS_CLASSIC}))
 {
-  sim_options options = {.capacity = 64 * MIB, .completion = SIM_AT_ONCE};
-  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
-  world_begin_with(&w, &options, &config);
   sim_before_call(w.s, SIM_CALL_memory_alloc, let_others_in, NULL);
   int number[] = {1, 2};
   pthread_t threads[] = {start(ask_in_vain, &number[0]), start(ask_in_vain, &number[1])};
   for (int i = 0; i < 2; i++)
     pthread_join(threads[i], NULL);
   CHECK(sim_calls(w.s, SIM_CALL_memory_alloc) < (uint64_t)2 * 20 * 4);
-  world_end(&w);
 }

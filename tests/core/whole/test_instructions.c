@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "world.h"
+#include "one_world.h"
 
 #if defined(__x86_64__) && defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__) && !defined(ESPER_LOCK_ORDER)
@@ -29,7 +29,6 @@ enum { WARM_UP = 200, TIMES = 20, CANNOT_TRACE = 77 };
 
 #define BREAKPOINT() __asm__ volatile("int3" ::: "memory")
 
-static world w;
 static void *kept[64];
 
 /* ---- what is counted ------------------------------------------------------- */

@@ -6,9 +6,8 @@
 
 /* ---- flags ------------------------------------------------------------------ */
 
-TEST(a_pool_serves_others_when_memory_is_short)
+SCENE_WITH(a_pool_serves_others_when_memory_is_short, begin(24))
 {
-  begin(24);
   set(ESPER_POOL_USE_ON_OOM);
   void *a = get(12 * MIB, r);
   void *full = world_malloc(&w, 12 * MIB, r), *p;
@@ -25,26 +24,21 @@ TEST(a_pool_serves_others_when_memory_is_short)
   CHECK(world_malloc(&w, 12 * MIB, s)); /* its segment goes back for it */
   CHECK_EQ(world_stats(&w, 0).num_device_free, 1);
   world_free(&w, full);
-  end();
 }
 
 /* What it has to spare still owes a read, for which the host waits. */
-TEST(what_a_pool_has_to_spare_may_be_pending)
+SCENE_WITH(what_a_pool_has_to_spare_may_be_pending, begin(12))
 {
-  begin(12);
   set(ESPER_POOL_USE_ON_OOM);
   void *a = get(12 * MIB, r);
   world_kernel(&w, r, a);
-  world_read_on(&w, s, a, r);
-  world_use(&w, a, s, 0);
+  world_read_marked(&w, s, a, r);
   world_free(&w, a);
   CHECK(world_malloc(&w, 12 * MIB, r) == a);
-  end();
 }
 
-TEST(a_pool_serves_no_other_pool)
+SCENE_WITH(a_pool_serves_no_other_pool, begin(24))
 {
-  begin(24);
   set(ESPER_POOL_USE_ON_OOM);
   world_free(&w, get(12 * MIB, r));
   esper_pool *other;
@@ -58,14 +52,12 @@ TEST(a_pool_serves_no_other_pool)
   CHECK_EQ(world_stats(&w, 0).num_device_free, 1);
   CHECK_OK(esper_free(w.core, p));
   CHECK_OK(esper_free(w.core, q));
-  end();
 }
 
 /* ---- memory that runs short -------------------------------------------------- */
 
-TEST(a_mem_pool_survives_being_out_of_memory)
+SCENE_WITH(a_mem_pool_survives_being_out_of_memory, begin(44))
 {
-  begin(44);
   use_own();
   void *a = get(12 * MIB, r), *p;
   CHECK_STATUS(esper_malloc_from(w.core, pool, 40 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
@@ -76,7 +68,6 @@ TEST(a_mem_pool_survives_being_out_of_memory)
   CHECK(get(12 * MIB, r) == a);
   CHECK(get(32 * MIB, r));
   CHECK_EQ(o.live, 2);
-  end();
 }
 
 /* Pools come and go in several threads, with memory of their own allocators. */
@@ -104,9 +95,8 @@ static void *churn(void *context)
   return NULL;
 }
 
-TEST(pools_come_and_go_in_threads)
+SCENE_WITH(pools_come_and_go_in_threads, begin(160))
 {
-  begin(160);
   pthread_t thread[4];
   atomic_store(&failures, 0);
   for (uintptr_t i = 0; i < 4; i++)
@@ -115,5 +105,4 @@ TEST(pools_come_and_go_in_threads)
     pthread_join(thread[i], NULL);
   CHECK_EQ(atomic_load(&failures), 0);
   world_check(&w);
-  end();
 }

@@ -2,9 +2,8 @@
  * complete at once. Without an allowance it reserves many times as much, which shows that the
  * programs are sensitive. */
 #include "draw.h"
-#include "world.h"
+#include "one_world.h"
 
-static world w;
 static uint64_t state;
 
 static uint64_t draw(uint64_t below)
@@ -17,8 +16,7 @@ static uint64_t draw(uint64_t below)
 /* The last read of p, on another stream than its owner's. */
 static void read_mark_free(void *p, esper_stream owner, esper_stream reader)
 {
-  world_read_on(&w, reader, p, owner);
-  world_use(&w, p, reader, 0);
+  world_read_marked(&w, reader, p, owner);
   world_free(&w, p);
 }
 
@@ -68,8 +66,7 @@ static void prefetch(void)
     memmove(queue, queue + 1, sizeof *queue * (size_t)--count);
     world_kernel(&w, compute, y);
     if (draw(2)) {
-      world_read_on(&w, other, batch, copies);
-      world_use(&w, batch, other, 0);
+      world_read_marked(&w, other, batch, copies);
     }
     read_mark_free(batch, copies, compute);
   }
@@ -92,8 +89,7 @@ static void read_at_random(size_t least, size_t most)
     *p = made(least + draw(most - least + 1), owner);
     for (uint64_t readers = draw(4); readers > 0; readers--) {
       esper_stream reader = w.stream[1 + draw(3)];
-      world_read_on(&w, reader, *p, owner);
-      world_use(&w, *p, reader, 0);
+      world_read_marked(&w, reader, *p, owner);
     }
   }
 }
@@ -114,13 +110,12 @@ static void random_sizes(void)
 static int64_t peak_of(void program(void), sim_completion completion, uint64_t seed,
                        size_t allowance, esper_segments segments)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
+  begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN,
                          .completion = completion,
                          .virtual_memory = segments == ESPER_SEGMENTS_MAPPED,
                          .capacity = (size_t)64 << 30,
-                         .seed = seed};
-  esper_config config = {.allowance = allowance, .segments = segments};
-  world_begin_with(&w, &options, &config);
+                         .seed = seed},
+           &(esper_config){.allowance = allowance, .segments = segments});
   state = seed;
   program();
   esper_stats stats = world_stats(&w, 0);

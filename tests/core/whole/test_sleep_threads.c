@@ -5,11 +5,10 @@
 #include <stdbool.h>
 
 #include "esper_sleep.h"
-#include "world.h"
+#include "one_world.h"
 
 enum { THREADS = 3, CYCLES = 30, KEPT = 24 };
 
-static world w;
 static atomic_bool done;
 
 /* What one thread allocates sleeps, and another one frees it. */
@@ -164,20 +163,14 @@ TEST(another_thread_shares_memory_while_it_wakes)
 
 /* ---- what others may do while memory is copied ---------------------------- */
 
-static esper_stream r;
 static int looked;
 static bool looking; /* calls within calls */
 
 static void begin_copying(void)
 {
-  sim_options options = {.devices = 3,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_WHEN_TOLD,
-                         .virtual_memory = 1,
-                         .capacity = 1024 * MIB};
+  sim_options options = {WHEN_TOLD, .devices = 3, .virtual_memory = 1, .capacity = 1024 * MIB};
   esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
-  world_begin_with(&w, &options, &config);
-  r = w.stream[0];
+  begin_on(options, &config);
   looked = 0;
   CHECK_OK(esper_tag_push("cold"));
   for (int i = 0; i < 8; i++)
@@ -207,9 +200,8 @@ static void live_on(void *context)
   free(tags);
 }
 
-static void look(void *context, sim_call call, int device, void *object)
+SIM_HOOK(look)
 {
-  (void)context, (void)call, (void)device, (void)object;
   if (looking || looked == 4)
     return;
   looking = true;

@@ -8,6 +8,7 @@
 #include "core/api/testing.h"
 #include "core/requests/malloc.h"
 #include "core/requests/release.h"
+#include "draw.h"
 #include "world.h"
 
 static world w;
@@ -129,10 +130,7 @@ static _Thread_local const worker *current;
 
 static uint64_t draw(worker *t, uint64_t below)
 {
-  t->state ^= t->state << 13;
-  t->state ^= t->state >> 7;
-  t->state ^= t->state << 17;
-  return (t->state >> 11) % below;
+  return draw_below(&t->state, below);
 }
 
 static esper_stream draw_stream(worker *t)

@@ -25,12 +25,6 @@ def begin(fraction: float = 0.2, threshold: float = 0.2) -> int:
     return int(torch.cuda.mem_get_info()[1] // 250 // (2 * MiB) * (2 * MiB))
 
 
-def end() -> None:
-    if not AT_START:
-        put("")
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
 def sizes(unit: int) -> list[int]:
     """Segments, in units, by their age."""
     picture = torch.cuda.memory_snapshot()
@@ -60,8 +54,6 @@ def the_longest_unused_go_back() -> Any:
         live.append(bytes_of(8 * unit))
         let_pass()
         answer.append([sizes(unit), stats(*COUNTS)])
-    del live
-    end()
     return answer
 
 
@@ -69,22 +61,16 @@ def the_longest_unused_go_back() -> Any:
 def nothing_goes_while_what_there_is_serves() -> Any:
     unit = begin()
     cache(unit, 6, 5, 4)
-    live = [bytes_of(part * unit) for part in (6, 5, 4)]
-    answer = [sizes(unit), stats(*COUNTS)]
-    del live
-    end()
-    return answer
+    _live = [bytes_of(part * unit) for part in (6, 5, 4)]
+    return [sizes(unit), stats(*COUNTS)]
 
 
 @scenario()
 def what_is_below_the_threshold_stays() -> Any:
     unit = begin()
     cache(unit, 3, 2)
-    live = bytes_of(4 * unit)
-    answer = [sizes(unit), stats(*COUNTS)]
-    del live
-    end()
-    return answer
+    _live = bytes_of(4 * unit)
+    return [sizes(unit), stats(*COUNTS)]
 
 
 @scenario()
@@ -93,11 +79,8 @@ def without_a_fraction_all_stays() -> Any:
     if AT_START:
         return "it has one"
     cache(unit, 6, 5, 4)
-    live = bytes_of(8 * unit)
-    answer = [sizes(unit), stats(*COUNTS)]
-    del live
-    end()
-    return answer
+    _live = bytes_of(8 * unit)
+    return [sizes(unit), stats(*COUNTS)]
 
 
 @scenario()
@@ -117,5 +100,4 @@ def growth_is_rejected() -> Any:
         answer.append(stats(*COUNTS))
         del x, y
         put("throw_on_cudamalloc_oom:False,per_process_memory_fraction:1.0")
-    put("")
     return answer

@@ -12,12 +12,11 @@ LIVE = ("allocation.all.current", "allocated_bytes.all.current", "reserved_bytes
 
 @scenario("two_gpus")
 def figures_of_each_device() -> Any:
-    x, y = bytes_of(3 * MiB, "cuda:0"), bytes_of(12 * MiB, "cuda:1")
+    _x, y = bytes_of(3 * MiB, "cuda:0"), bytes_of(12 * MiB, "cuda:1")
     answer = [all_stats(0), all_stats(1)]
     torch.cuda.reset_peak_memory_stats(1)
     del y
     answer += [all_stats(0), all_stats(1)]
-    del x
     return answer
 
 
@@ -52,43 +51,20 @@ def record_stream_on_a_stream_of_the_other_device() -> Any:
     x.record_stream(far)
     del x
     let_pass()
-    y = bytes_of(1, "cuda:0")
-    answer = stats("active_bytes.all.current", device=0)
-    del y
-    return answer
+    _y = bytes_of(1, "cuda:0")
+    return stats("active_bytes.all.current", device=0)
 
 
 @scenario("two_gpus")
 def snapshots_of_both() -> Any:
     torch.cuda.memory._record_memory_history(context=None)
-    x, y = bytes_of(3 * MiB, "cuda:0"), bytes_of(12 * MiB, "cuda:1")
+    _x, _y = bytes_of(3 * MiB, "cuda:0"), bytes_of(12 * MiB, "cuda:1")
     picture = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
-    del x, y
     return [
         sorted((s["device"], s["total_size"]) for s in picture["segments"]),
         [[[e["action"], e["size"]] for e in trace] for trace in picture["device_traces"]],
     ]
-
-
-@scenario("two_gpus")
-def plain_copies_across() -> Any:
-    """Both ways, of memory from before the first one and from after it, whichever device
-    is current."""
-    host = torch.arange(1 << 20)
-    early, late = [host.to(f"cuda:{d}") for d in (0, 1)], []
-    seen = []
-    for _ in range(2):
-        for x in early + late:
-            for current in (0, 1):
-                with torch.cuda.device(current):
-                    y = x.to(f"cuda:{1 - x.device.index}")
-                    z = torch.empty_like(x)
-                    z.copy_(y)
-                    seen += [y.cpu().equal(host), z.cpu().equal(host)]
-        late = [host.to(f"cuda:{d}") for d in (0, 1)]
-    del x, y, z, early, late
-    return [len(seen), all(seen)]
 
 
 @scenario("two_gpus", "gpu")

@@ -16,14 +16,9 @@ ROOT = HERE.parents[2]
 ALLOCATORS = ("native", "esper_alloc")
 #: Variables that would choose or tune an allocator behind a scenario's back.
 FOREIGN = (
-    "ESPER_ALLOC",
-    "ESPER_ALLOC_SEGMENTS",
-    "ESPER_ALLOC_USES",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "CUDA_LAUNCH_BLOCKING",
-)
+    "ESPER_ALLOC", "ESPER_ALLOC_SEGMENTS", "ESPER_ALLOC_USES", "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_LAUNCH_BLOCKING",
+)  # fmt: skip
 
 sys.path.insert(0, str(HERE))
 import ground  # noqa: E402

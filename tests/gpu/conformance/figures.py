@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -81,14 +80,11 @@ def peaks_and_resets() -> Any:
 def short_forms() -> Any:
     x = bytes_of(3 * MiB)
     answer = [
-        torch.cuda.memory_allocated(),
-        torch.cuda.max_memory_allocated(),
-        torch.cuda.memory_reserved(),
-        torch.cuda.max_memory_reserved(),
-        torch.cuda.memory_allocated(0),
-        torch.cuda.memory_allocated("cuda"),
+        torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(),
+        torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved(),
+        torch.cuda.memory_allocated(0), torch.cuda.memory_allocated("cuda"),
         torch.cuda.memory_allocated(torch.device("cuda:0")),
-    ]
+    ]  # fmt: skip
     del x
     free, total = torch.cuda.mem_get_info()
     return [
@@ -104,13 +100,10 @@ def accelerator_functions() -> Any:
     x = bytes_of(3 * MiB)
     a = torch.accelerator
     answer: list[Any] = [
-        a.memory_allocated(),
-        a.max_memory_allocated(),
-        a.memory_reserved(),
-        a.max_memory_reserved(),
-        dict(a.memory_stats()) == dict(torch.cuda.memory_stats()),
+        a.memory_allocated(), a.max_memory_allocated(), a.memory_reserved(),
+        a.max_memory_reserved(), dict(a.memory_stats()) == dict(torch.cuda.memory_stats()),
         sorted(a.memory_stats()),
-    ]
+    ]  # fmt: skip
     del x
     a.empty_cache()
     answer += [a.memory_reserved(), a.max_memory_allocated()]
@@ -179,33 +172,4 @@ def wrong_devices() -> Any:
         type_of_error(lambda: torch.cuda.set_per_process_memory_fraction(1.5)),
         type_of_error(lambda: torch.cuda.set_per_process_memory_fraction("half")),
         type_of_error(lambda: torch.cuda.mem_get_info(99)),
-    ]
-
-
-@scenario()
-def the_fraction_that_was_set() -> Any:
-    answer = [torch.cuda.get_per_process_memory_fraction()]
-    torch.cuda.set_per_process_memory_fraction(0.5)
-    answer.append(torch.cuda.get_per_process_memory_fraction())
-    answer.append(torch.cuda.get_per_process_memory_fraction(0))
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    return [*answer, torch.cuda.get_per_process_memory_fraction()]
-
-
-@scenario()
-def oversize_is_unlimited_by_default() -> Any:
-    x = bytes_of(300 * MiB)
-    answer = stats("oversize_allocations.current", "oversize_segments.current", "max_split_size")
-    del x
-    return answer
-
-
-@scenario("gpu")
-def host_statistics_go_on() -> Any:
-    x = torch.empty(1000, pin_memory=True)
-    names = sorted(torch.cuda.host_memory_stats())
-    return [
-        names,
-        x.is_pinned(),
-        bool(re.match("cuda", str(torch.cuda.current_device()) or "cuda")),
     ]

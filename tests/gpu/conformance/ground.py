@@ -133,12 +133,17 @@ def let_pass() -> None:
 
 
 def clean() -> None:
-    """Nothing live, nothing cached, figures at zero."""
+    """Nothing live, cached or recorded, figures at zero, and options as they were at the start."""
     import gc
 
     import torch
 
     gc.collect()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    if not os.environ.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}:
+        torch._C._accelerator_setAllocatorSettings("")
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
     let_pass()
     torch.cuda.empty_cache()
     for device in range(torch.cuda.device_count()):

@@ -57,7 +57,6 @@ def keys_of_entries() -> Any:
     taken = entries()
     answer = sorted({(entry["action"], *sorted(entry)) for entry in taken})
     order = [entry["time_us"] for entry in taken]
-    stop()
     return [answer, order == sorted(order), all(t > 1.5e15 for t in order)]
 
 
@@ -69,20 +68,14 @@ def addresses_and_streams() -> Any:
         x = bytes_of(12 * MiB)
     address = x.data_ptr()
     del x
-    answer = [
-        [e["action"], e["addr"] == address, e["stream"] == side.cuda_stream] for e in entries()
-    ]
-    stop()
-    return answer
+    return [[e["action"], e["addr"] == address, e["stream"] == side.cuda_stream] for e in entries()]
 
 
 @scenario()
 def frames_of_each_action() -> Any:
     record()
     program()
-    answer = [[e["action"], mine(e.get("frames"))[:2]] for e in entries()]
-    stop()
-    return answer
+    return [[e["action"], mine(e.get("frames"))[:2]] for e in entries()]
 
 
 @scenario()
@@ -125,13 +118,10 @@ def kinds_of_stacks() -> Any:
 @scenario()
 def only_the_state() -> Any:
     record(enabled="state")
-    x = a_function_that_allocates(1000)
+    _x = a_function_that_allocates(1000)
     picture = torch.cuda.memory._snapshot()
     live = [b for s in picture["segments"] for b in s["blocks"] if b["state"] == "active_allocated"]
-    answer = [len(picture["device_traces"][0]) <= 1, mine(live[-1]["frames"])[:1]]
-    stop()
-    del x
-    return answer
+    return [len(picture["device_traces"][0]) <= 1, mine(live[-1]["frames"])[:1]]
 
 
 @scenario()
@@ -146,9 +136,8 @@ def frames_of_live_memory_outlive_the_recording() -> Any:
 
     answer = [seen(), bool(torch._C._cuda_isHistoryEnabled())]
     del x
-    y = bytes_of(12 * MiB)
+    _y = bytes_of(12 * MiB)
     answer.append(seen())
-    del y
     return answer
 
 
@@ -157,9 +146,7 @@ def a_ring_of_a_few_entries() -> Any:
     record(max_entries=3, context=None)
     for size in (100, 200, 300, 400):
         bytes_of(size)
-    answer = actions()
-    stop()
-    return answer
+    return actions()
 
 
 @scenario()
@@ -172,7 +159,6 @@ def starting_again_keeps_or_clears() -> Any:
     record(context=None, clear_history=True)
     bytes_of(300)
     answer.append([a for a in actions() if a[0] != "snapshot"])
-    stop()
     return answer
 
 
@@ -187,13 +173,11 @@ def actions_that_are_left_out() -> Any:
 
 @scenario()
 def wrong_arguments() -> Any:
-    answer = [
+    return [
         type_of_error(lambda: record(enabled="nonsense")),
         type_of_error(lambda: record(context="nonsense")),
         type_of_error(lambda: record(stacks="nonsense")),
     ]
-    stop()
-    return answer
 
 
 @scenario()
@@ -248,14 +232,7 @@ def user_metadata() -> Any:
         others,
         [[e["size"], e["user_metadata"]] for e in entries() if e["action"] == "alloc"],
     ]
-    stop()
     return answer
-
-
-@scenario()
-def metadata_is_supported() -> Any:
-    supported = getattr(torch.cuda.memory, "_memory_metadata_supported", None)
-    return supported and supported()
 
 
 def a_function_that_annotates(x: torch.Tensor, text: str) -> None:
@@ -316,7 +293,6 @@ def only_live_memory_can_be_annotated() -> Any:
             error_of(lambda: torch.cuda.memory._annotate_tensor(torch.zeros(3), "of the CPU")),
         ])  # fmt: skip
     answer.append(actions())
-    stop()
     return answer
 
 
@@ -343,9 +319,7 @@ def where_memory_was_allocated() -> Any:
 def compile_context_without_a_compiler() -> Any:
     record(context=None, compile_context=True)
     bytes_of(100)
-    answer = [e["compile_context"] for e in entries()]
-    stop()
-    return answer
+    return [e["compile_context"] for e in entries()]
 
 
 @scenario()
@@ -358,12 +332,10 @@ def a_use_that_is_over_later() -> Any:
     del x
     answer = [actions()]
     let_pass()
-    y = bytes_of(30 * MiB)
+    _y = bytes_of(30 * MiB)
     torch.cuda.empty_cache()
     # Whether it is known over before or after the next is handed out is taste.
     answer.append(sorted(a for a in actions() if a[0] != "snapshot"))
-    stop()
-    del y
     return answer
 
 
@@ -375,15 +347,10 @@ def memory_that_ran_out() -> Any:
     error = type_of_error(lambda: bytes_of(total // 2))
     torch.cuda.set_per_process_memory_fraction(1.0)
     found = [e for e in entries() if e["action"] == "oom"]
-    answer = [
-        error,
-        len(found),
-        found[-1]["size"] == total // 2,
-        sorted(found[-1]),
+    return [
+        error, len(found), found[-1]["size"] == total // 2, sorted(found[-1]),
         found[-1]["device_free"] > 0,
-    ]
-    stop()
-    return answer
+    ]  # fmt: skip
 
 
 @scenario()
@@ -393,9 +360,7 @@ def what_there_was_no_memory_for() -> Any:
     torch.cuda.set_per_process_memory_fraction(0.0)
     errors = [type_of_error(lambda: bytes_of(size)) for size in (100, 3 * MiB - 7, 50 * MiB + 1)]  # noqa: B023
     torch.cuda.set_per_process_memory_fraction(1.0)
-    answer = [errors, actions()]
-    stop()
-    return answer
+    return [errors, actions()]
 
 
 @scenario()
@@ -410,31 +375,4 @@ def frees_from_other_threads_have_frames() -> Any:
     thread.start()
     thread.join()
     found = [e for e in entries() if e["action"] == "free_requested"]
-    answer = [mine(e["frames"])[:1] for e in found]
-    stop()
-    return answer
-
-
-@scenario("gpu")
-def frames_of_backward() -> Any:
-    x = torch.ones(1000, device="cuda", requires_grad=True)
-    record()
-    (x * 2).exp().sum().backward()
-    found = [e for e in entries() if e["action"] == "alloc"]
-    answer = [len(found), all(e["frames"] for e in found)]
-    stop()
-    return answer
-
-
-@scenario("gpu")
-def compile_contexts() -> Any:
-    @torch.compile(backend="aot_eager")
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return (x * 2).cos()
-
-    x = torch.ones(1000, device="cuda")
-    record(context=None, compile_context=True)
-    f(x)
-    contexts = {e["compile_context"] for e in entries()}
-    stop()
-    return len(contexts) > 1
+    return [mine(e["frames"])[:1] for e in found]

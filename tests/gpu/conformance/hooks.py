@@ -55,18 +55,6 @@ def a_callback_may_use_the_allocator() -> Any:
 
 
 @scenario()
-def the_profiler_sees_memory() -> Any:
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
-        x = bytes_of(3 * MiB)
-        del x
-    events = [e for e in p.events() if e.name == "[memory]"]
-    device = [e for e in events if "cuda" in str(e.device_type).lower() or e.device_memory_usage]
-    return sorted(e.device_memory_usage for e in device)
-
-
-@scenario()
 def the_profilers_totals() -> Any:
     import json
     import tempfile

@@ -15,39 +15,23 @@ Answers = dict[tuple[str, str], dict[str, Any]]
 #: They are as large as what is asked for, so other memory is reserved, requests retry
 #: less often, and blocks are elsewhere; ...
 OTHER_SIZES = {
-    "memory-sizes_as_asked_and_as_handed_out",
-    "memory-freed_memory_serves_the_next_of_its_size",
-    "figures-every_figure_after_each_step",
-    "figures-peaks_and_resets",
-    "figures-short_forms",
-    "figures-accelerator_functions",
-    "figures-summary",
-    "figures-pending_memory_is_active_and_not_allocated",
-    "snapshot-states_of_blocks",
-    "shortage-within_a_fraction",
-    "shortage-cached_memory_goes_back_first",
-    "shortage-observers_are_told_the_segment",
-    "hooks-the_profilers_totals",
-    "devices-figures_of_each_device",
-    "devices-snapshots_of_both",
-    "uncached-0-nothing_is_cached",
-    "roundup-figures_of_some_sizes",
-    "roundup-list-figures_of_some_sizes",
-    "fraction-figures_of_some_sizes",
-    "segment_size-figures_of_some_sizes",
-}
+    "memory-sizes_as_asked_and_as_handed_out", "memory-freed_memory_serves_the_next_of_its_size",
+    "figures-every_figure_after_each_step", "figures-peaks_and_resets", "figures-short_forms",
+    "figures-accelerator_functions", "figures-summary",
+    "figures-pending_memory_is_active_and_not_allocated", "snapshot-states_of_blocks",
+    "shortage-within_a_fraction", "shortage-cached_memory_goes_back_first",
+    "shortage-observers_are_told_the_segment", "hooks-the_profilers_totals",
+    "devices-figures_of_each_device", "devices-snapshots_of_both", "uncached-0-nothing_is_cached",
+    "roundup-figures_of_some_sizes", "roundup-list-figures_of_some_sizes",
+    "fraction-figures_of_some_sizes", "segment_size-figures_of_some_sizes",
+}  # fmt: skip
 #: ... and their pages come and go as segment_map and segment_unmap.
 OTHER_ACTIONS = {
-    "snapshot-viewers",
-    "history-what_happens_in_order",
-    "history-keys_of_entries",
-    "history-addresses_and_streams",
-    "history-frames_of_each_action",
-    "history-which_entries_have_frames",
-    "history-starting_again_keeps_or_clears",
-    "history-actions_that_are_left_out",
-    "history-a_use_that_is_over_later",
-}
+    "snapshot-viewers", "history-what_happens_in_order", "history-keys_of_entries",
+    "history-addresses_and_streams", "history-frames_of_each_action",
+    "history-which_entries_have_frames", "history-starting_again_keeps_or_clears",
+    "history-actions_that_are_left_out", "history-a_use_that_is_over_later",
+}  # fmt: skip
 
 OTHERWISE = OTHER_SIZES | OTHER_ACTIONS
 #: Other sizes, in versions of PyTorch that have the option at all: else native

@@ -40,7 +40,6 @@ def oversize_blocks() -> Any:
         torch.cuda.empty_cache()
         x = bytes_of(100 * MiB)
         del x
-    torch.cuda.empty_cache()
     return answer
 
 

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import torch
-from ground import MiB, bytes_of, error_of, let_pass, scenario, stats, type_of_error
+from ground import MiB, bytes_of, error_of, scenario, stats, type_of_error
 
 RESERVED = ("reserved_bytes.all.current", "allocated_bytes.all.current")
 
@@ -29,12 +29,11 @@ def a_pool_and_its_id() -> Any:
     answer = [pool.id[0], pool.id[1] > 0, pool.use_count(), pool.snapshot()]
     with torch.cuda.use_mem_pool(pool):
         answer.append(pool.use_count())
-        x = bytes_of(12 * MiB)
-    y = bytes_of(14 * MiB)
+        _x = bytes_of(12 * MiB)
+    _y = bytes_of(14 * MiB)
     answer += [pool.use_count(), pools_shown(), len(pool.snapshot()), stats(*RESERVED)]
     shown = pool.snapshot()[0]
     answer += [shown["segment_pool_id"] == pool.id, shown["total_size"]]
-    del x, y
     return answer
 
 
@@ -131,7 +130,6 @@ def pools_nest() -> Any:
     for x, pool in ((a, outer), (b, inner), (c, outer)):
         [mine] = [s for s in shown if 0 <= x.data_ptr() - s["address"] < s["total_size"]]
         answer.append(mine["segment_pool_id"] == pool.id)
-    del a, b, c
     return answer
 
 
@@ -165,10 +163,10 @@ def figures_of_private_pools() -> Any:
     first, second = torch.cuda.MemPool(), torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(first):
         answer.append(shown())
-        x, small = bytes_of(12 * MiB), bytes_of(1000)
+        x, _small = bytes_of(12 * MiB), bytes_of(1000)
     with torch.cuda.use_mem_pool(second):
-        y = bytes_of(14 * MiB)
-    outside = bytes_of(16 * MiB)
+        _y = bytes_of(14 * MiB)
+    _outside = bytes_of(16 * MiB)
     answer.append(shown())
     del x
     del first  # not its memory: `small` is there
@@ -178,7 +176,6 @@ def figures_of_private_pools() -> Any:
     answer.append(shown())
     torch.cuda.reset_accumulated_memory_stats()
     answer.append(shown())
-    del small, second, y, outside
     return answer
 
 
@@ -196,15 +193,13 @@ def emptying_while_a_pool_is_open() -> Any:
 
 @scenario()
 def a_pool_snapshot_has_only_its_segments() -> Any:
-    pool, x = pool_with(12 * MiB)
-    y = bytes_of(14 * MiB)
-    answer = [
+    pool, _x = pool_with(12 * MiB)
+    _y = bytes_of(14 * MiB)
+    return [
         [s["total_size"] for s in pool.snapshot()],
         sorted(s["total_size"] for s in torch.cuda.memory_snapshot()),
         [s["total_size"] for s in torch.cuda.memory_snapshot(pool.id)],
     ]
-    del x, y
-    return answer
 
 
 @scenario()
@@ -221,11 +216,9 @@ def the_trace_names_the_pool() -> Any:
 def a_pool_without_splitting() -> Any:
     pool = torch.cuda.MemPool(no_split=True)
     with torch.cuda.use_mem_pool(pool):
-        x, y = bytes_of(12 * MiB), bytes_of(3 * MiB)
-        z = bytes_of(3 * MiB)
-    answer = [[len(s["blocks"]) for s in pool.snapshot()], stats("segment.all.current")]
-    del x, y, z
-    return answer
+        _x, _y = bytes_of(12 * MiB), bytes_of(3 * MiB)
+        _z = bytes_of(3 * MiB)
+    return [[len(s["blocks"]) for s in pool.snapshot()], stats("segment.all.current")]
 
 
 @scenario("pools")
@@ -238,10 +231,7 @@ def a_pool_that_helps_out() -> Any:
     address = x.data_ptr()
     del x
     y = bytes_of(size)
-    answer = [y.data_ptr() == address, stats("num_ooms")]
-    del y
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    return answer
+    return [y.data_ptr() == address, stats("num_ooms")]
 
 
 @scenario("pools", "gpu")
@@ -274,8 +264,6 @@ def a_pool_with_an_allocator_of_its_own() -> Any:
     total = int(x.sum())
     del x
     torch.cuda.synchronize()
-    del pool
-    torch.cuda.empty_cache()
     return [total, calls]
 
 
@@ -287,12 +275,9 @@ def live_memory_of_a_pool() -> Any:
     check = torch._C._cuda_checkPoolLiveAllocations
     both = {x.data_ptr(), y.data_ptr()}
     answer = [
-        check(0, pool.id, both),
-        check(0, pool.id, {x.data_ptr()}),
-        check(0, pool.id, set()),
-        check(0, pool.id, both | {12345}),
-        error_of(lambda: check(0, (77, 0), set())) is not None,
-    ]
+        check(0, pool.id, both), check(0, pool.id, {x.data_ptr()}), check(0, pool.id, set()),
+        check(0, pool.id, both | {12345}), error_of(lambda: check(0, (77, 0), set())) is not None,
+    ]  # fmt: skip
     del y
     return [*answer, check(0, pool.id, {x.data_ptr()})]
 
@@ -316,5 +301,4 @@ def a_checkpoint_and_back() -> Any:
     ]
     answer = [sorted(live), x.data_ptr() != 0]
     torch.cuda.caching_allocator_delete(address)
-    let_pass()
     return answer

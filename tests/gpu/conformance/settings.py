@@ -43,14 +43,6 @@ def they_act_at_once() -> Any:
 
 
 @scenario()
-def both_ways_of_setting() -> Any:
-    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:80")
-    answer = [shown()["max_split_size"]]
-    torch._C._accelerator_setAllocatorSettings("")
-    return answer
-
-
-@scenario()
 def wrong_ones() -> Any:
     answers = [
         type_of_error(lambda text=text: put(text))
@@ -79,8 +71,6 @@ def all_names_are_accepted() -> Any:
         answers[text] = type_of_error(lambda text=text: put(text))
         x = bytes_of(3 * MiB)
         del x
-    put("")
-    torch.cuda.empty_cache()
     return answers
 
 

@@ -53,19 +53,15 @@ def the_consumer_writes() -> Any:
 @scenario()
 def what_is_shared_looks_the_same() -> Any:
     """The tuple that travels, but for the handles in it."""
-    x = bytes_of(5000)
+    _x = bytes_of(5000)
     y = bytes_of(3000)
     device, handle, size, offset, *_ = y.untyped_storage()._share_cuda_()
     segment = min(s["address"] for s in torch.cuda.memory_snapshot())
-    answer = [device, type(handle).__name__, size, offset == y.data_ptr() - segment]
-    del x
-    return answer
+    return [device, type(handle).__name__, size, offset == y.data_ptr() - segment]
 
 
 @scenario()
 def what_is_no_memory_cannot_be_shared() -> Any:
-    x = bytes_of(3 * MiB)
+    _x = bytes_of(3 * MiB)
     foreign = torch._C._construct_storage_from_data_pointer(4096 * 77, torch.device("cuda", 0), 512)
-    answer = [type_of_error(foreign._share_cuda_), stats("allocation.all.current")]
-    del x
-    return answer
+    return [type_of_error(foreign._share_cuda_), stats("allocation.all.current")]

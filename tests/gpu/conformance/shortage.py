@@ -67,9 +67,7 @@ def cached_memory_goes_back_first() -> Any:
     parts = [bytes_of(unit) for _ in range(7)]
     parts.clear()
     x = bytes_of(7 * unit)
-    answer = [x.numel() == 7 * unit, stats(*COUNTS), stats("num_device_free")[0] > 0]
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    return answer
+    return [x.numel() == 7 * unit, stats(*COUNTS), stats("num_device_free")[0] > 0]
 
 
 @scenario()
@@ -95,7 +93,6 @@ def observers_are_told() -> Any:
     failure(3 * total)
     torch.cuda.set_per_process_memory_fraction(0.5)
     failure(total)
-    torch.cuda.set_per_process_memory_fraction(1.0)
     return [
         [
             [d, size // total, 0 < rest <= total, capacity == total]
@@ -115,7 +112,6 @@ def observers_are_told_the_segment() -> Any:
     torch.cuda.set_per_process_memory_fraction(0.0)
     for size in (100, 3 * MiB, 12 * MiB - 1, 50 * MiB + 1):
         failure(size)
-    torch.cuda.set_per_process_memory_fraction(1.0)
     return list(sizes)  # observers stay for good
 
 
@@ -160,26 +156,6 @@ def an_observer_may_look_around() -> Any:
     return [answer, seen[-1:]]
 
 
-@scenario()
-def the_capacity_is_used_up() -> Any:
-    """Fill what a fraction allows in small steps; the next fails, then all is well."""
-    total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction(0.25)
-    unit = total // 64 // (2 * MiB) * 2 * MiB
-    parts = []
-    while (error := None) is None and len(parts) < 100:
-        try:
-            parts.append(bytes_of(unit))
-        except torch.OutOfMemoryError as caught:
-            error = caught  # noqa: F841
-            break
-    answer = [len(parts), stats(*COUNTS)]
-    parts.pop()
-    parts.append(bytes_of(unit))
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    return [*answer, len(parts)]
-
-
 @scenario("gpu")
 def garbage_is_found_before_giving_up() -> Any:
     """What a cycle of references holds goes when the program collects it in its handler."""
@@ -193,5 +169,4 @@ def garbage_is_found_before_giving_up() -> Any:
     first = failure(total // 8)
     gc.collect()
     second = failure(total // 8)
-    torch.cuda.set_per_process_memory_fraction(1.0)
     return [first and first[1], second]

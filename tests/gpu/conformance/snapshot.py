@@ -99,19 +99,16 @@ def its_sums_are_the_statistics() -> Any:
 @scenario()
 def states_of_blocks() -> Any:
     side = torch.cuda.Stream()
-    x, y, z = bytes_of(12 * MiB), bytes_of(14 * MiB), bytes_of(16 * MiB)
+    x, _y, z = bytes_of(12 * MiB), bytes_of(14 * MiB), bytes_of(16 * MiB)
     x.record_stream(side)
     busy(side)
     del x, z
     segments = sorted(taken()["segments"], key=lambda s: s["total_size"])
-    answer = [
+    return [
         [s["total_size"], s["allocated_size"], s["active_size"], s["requested_size"],
          [(b["size"], b["requested_size"] if b["state"] != "inactive" else 0, b["state"]) for b in s["blocks"]]]
         for s in segments
     ]  # fmt: skip
-    del y
-    let_pass()
-    return answer
 
 
 @scenario()
@@ -127,23 +124,21 @@ def the_stream_of_a_segment() -> Any:
 
 @scenario()
 def memory_snapshot_of_pools() -> Any:
-    x = bytes_of(1000)
+    _x = bytes_of(1000)
     every = torch.cuda.memory_snapshot()
     default = torch.cuda.memory_snapshot((0, 0))
     none = torch.cuda.memory_snapshot((5, 5))
     bare = torch.cuda.memory_snapshot((0, 0), include_traces=False)
-    del x
     return [len(every), len(default), len(none), len(bare), every[0]["segment_pool_id"]]
 
 
 @scenario()
 def dumps() -> Any:
-    x = bytes_of(1000)
+    _x = bytes_of(1000)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "dump.pickle"
         torch.cuda.memory._dump_snapshot(str(path))
         loaded = pickle.loads(path.read_bytes())
-    del x
     return [sorted(loaded), len(loaded["segments"])]
 
 
@@ -173,12 +168,9 @@ def viewers() -> Any:
     torch.cuda.memory._record_memory_history(enabled=None)
     del y
     answers = [
-        viz.segments(picture, draw),
-        viz.memory(picture, draw),
-        viz.compare(before["segments"], picture["segments"], draw),
-        len(viz.segsum(picture)) > 100,
-        "cudaMalloc" in viz.trace(picture),
-        len(viz.trace_plot(picture)) > 1000,
+        viz.segments(picture, draw), viz.memory(picture, draw),
+        viz.compare(before["segments"], picture["segments"], draw), len(viz.segsum(picture)) > 100,
+        "cudaMalloc" in viz.trace(picture), len(viz.trace_plot(picture)) > 1000,
         len(viz.segment_plot(picture)) > 1000,
-    ]
+    ]  # fmt: skip
     return [answers, [bool(lines) for lines in seen]]

@@ -27,9 +27,7 @@ def record_stream_on_the_own_stream_is_nothing() -> Any:
     x.record_stream(current)
     busy(current)
     del x
-    answer = stats(*ACTIVE)
-    let_pass()
-    return answer
+    return stats(*ACTIVE)
 
 
 @scenario()
@@ -52,10 +50,7 @@ def what_is_pending_does_not_serve() -> Any:
     busy(side)
     del x
     y = bytes_of(12 * MiB)
-    different = y.data_ptr() != address
-    let_pass()
-    del y
-    return different
+    return y.data_ptr() != address
 
 
 @scenario()
@@ -69,9 +64,7 @@ def a_streams_memory_is_its_own() -> Any:
         y = bytes_of(12 * MiB)
     different = y.data_ptr() != address
     z = bytes_of(12 * MiB)
-    answer = [different, z.data_ptr() == address, stats("segment.all.current")]
-    let_pass()
-    return answer
+    return [different, z.data_ptr() == address, stats("segment.all.current")]
 
 
 @scenario()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from device import report, use_allocator
@@ -185,16 +184,6 @@ def branches() -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def hugging_face() -> None:
-    """GPT-2 of 124 M parameters as transformers has it, as in the benchmarks."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
-    from models import gpt2
-
-    step = gpt2(small=False)
-    for _ in range(4):
-        step()
-
-
 def sharded() -> None:
     """FSDP2 as its tutorial has it, which gathers and reduces on streams of its own; one rank."""
     import torch.distributed as dist
@@ -222,7 +211,7 @@ def sharded() -> None:
 CLEAN = {
     one.__name__: one
     for one in (
-        eager, hugging_face, prefetching, compiled, captured, checkpointed, branches, sharded,
+        eager, prefetching, compiled, captured, checkpointed, branches, sharded,
     )
 }  # fmt: skip
 

@@ -25,15 +25,11 @@ class _ConditionalNode(ctypes.Structure):
     """CUgraphNodeParams, of a conditional node."""
 
     _fields_ = (
-        ("type", ctypes.c_int),
-        ("reserved0", ctypes.c_int * 3),
-        ("handle", ctypes.c_ulonglong),
-        ("kind", ctypes.c_int),
-        ("size", ctypes.c_uint),
-        ("bodies", ctypes.POINTER(ctypes.c_void_p)),
-        ("context", ctypes.c_void_p),
+        ("type", ctypes.c_int), ("reserved0", ctypes.c_int * 3), ("handle", ctypes.c_ulonglong),
+        ("kind", ctypes.c_int), ("size", ctypes.c_uint),
+        ("bodies", ctypes.POINTER(ctypes.c_void_p)), ("context", ctypes.c_void_p),
         ("rest", ctypes.c_ubyte * 208),
-    )
+    )  # fmt: skip
 
 
 def _check(name: str, *args: object) -> None:

@@ -205,20 +205,6 @@ def a_hook_allocates() -> None:
     atexit.register(hook)
 
 
-@scenario()
-def a_daemon_thread_holds_them() -> None:
-    held = threading.Event()
-
-    def hold() -> None:
-        x = memory()
-        held.set()
-        time.sleep(1000)
-        del x
-
-    threading.Thread(target=hold, daemon=True).start()
-    held.wait()
-
-
 def in_daemon_threads(step: Callable[[], Any], count: int = 3) -> None:
     """Threads that do it over and over, until Python ends. Then they sleep: a thread that
     comes back from PyTorch to an interpreter that is gone brings down the process, under
@@ -263,12 +249,6 @@ def a_thread_outlives_the_program() -> None:
     threading.Thread(target=later).start()
 
 
-@scenario(PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-def nothing_is_cached() -> None:
-    kept.append(memory())
-    torch.cuda.caching_allocator_alloc(1000)
-
-
 @scenario()
 def bare_memory() -> None:
     torch.cuda.caching_allocator_alloc(MiB)
@@ -311,22 +291,7 @@ def interrupted() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-@scenario(status=5)
-def in_the_middle_of_a_scope() -> None:
-    import esper_alloc
-
-    x = memory()
-    with esper_alloc.using(x, stream=torch.cuda.Stream()):
-        sys.exit(5)
-
-
 # ---- pools, histories, watchers -----------------------------------------------------
-
-
-@scenario()
-def a_mem_pool() -> None:
-    pool = pool_in_use()
-    kept.append(pool)
 
 
 @scenario()
@@ -346,37 +311,12 @@ def inside_a_mem_pool() -> None:
 
 
 @scenario()
-def a_mem_pool_never_left() -> None:
-    pool = torch.cuda.MemPool()
-    kept.append(torch.cuda.use_mem_pool(pool))
-    kept[0].__enter__()
-    kept.append(memory())
-
-
-@scenario()
 def a_history_is_recorded() -> None:
     torch.cuda.memory._record_memory_history(context="all", stacks="python")
     x = memory()
     kept.extend([x, read_elsewhere(x)])
     del x
     atexit.register(lambda: kept.append(memory()))
-
-
-@scenario()
-def a_history_is_written_at_the_end() -> None:
-    torch.cuda.memory._record_memory_history(max_entries=100)
-    kept.append(memory())
-    atexit.register(lambda: print(len(torch.cuda.memory._snapshot()["segments"])))
-
-
-@scenario()
-def an_observer_is_attached() -> None:
-    def observe(*figures: int) -> None:
-        print("out of memory")
-
-    torch._C._cuda_attach_out_of_memory_observer(observe)
-    kept.append(memory())
-    print(error_of(lambda: memory(1 << 24)).split(":")[0])
 
 
 @scenario()
@@ -411,18 +351,6 @@ def a_watcher_is_attached() -> None:
 @scenario("gpu")
 def a_graph() -> None:
     kept.extend(small_graph())
-
-
-@scenario("gpu")
-def a_graph_in_a_module() -> None:
-    builtins.kept_to_the_very_end = small_graph()  # type: ignore[attr-defined]
-
-
-@scenario("gpu")
-def a_graph_is_reset_at_the_end() -> None:
-    graph, y = small_graph()
-    kept.append(y)
-    atexit.register(graph.reset)
 
 
 @scenario("gpu")
@@ -555,13 +483,6 @@ def a_sticky_error() -> None:
     kept.pop(1)
 
 
-@scenario("gpu", silent=False)
-def a_sticky_error_and_a_hook() -> None:
-    kept.append(memory())
-    print(first_words(error_of(fail_for_good)))
-    atexit.register(kept.clear)
-
-
 @scenario("gpu", status=1, silent=False)
 def a_sticky_error_that_nobody_catches() -> None:
     x = memory()
@@ -607,18 +528,6 @@ def a_forked_child_uses_cuda() -> None:
 
     assert child(use) == 0
     assert torch.cuda.memory_allocated() == 3 * MiB
-
-
-@scenario("gpu")
-def a_forked_child_computes() -> None:
-    """Where PyTorch does not notice by itself."""
-    x = torch.ones(10, device="cuda")
-
-    def use() -> None:
-        print(error_of(lambda: x + 1).split(":")[0], flush=True)
-
-    assert child(use) == 0
-    assert x.sum().item() == 10
 
 
 @scenario()
@@ -701,12 +610,6 @@ def load(pin: bool, persistent: bool) -> float:
     if persistent:
         kept.append(loader)  # its workers are there when the process ends
     return total
-
-
-@scenario()
-def a_data_loader() -> None:
-    kept.append(memory())
-    print(load(pin=False, persistent=False))
 
 
 @scenario()

@@ -2,18 +2,15 @@
 
 fence.py read | write | copied | beside | unordered | overrun
 fence.py correct
-fence.py training
 """
 
 from __future__ import annotations
 
 import random
 import sys
-import time
 from collections.abc import Callable
 
 import torch
-from audit import Gpt, resident, training
 from device import OURS, held_up, report, use_allocator
 
 SIZE = 1 << 20
@@ -28,11 +25,8 @@ class Borrowed:
 
     def __init__(self, x: torch.Tensor) -> None:
         self.__cuda_array_interface__ = {
-            "shape": tuple(x.shape),
-            "typestr": "<f4",
-            "data": (x.data_ptr(), False),
-            "version": 3,
-        }
+            "shape": tuple(x.shape), "typestr": "<f4", "data": (x.data_ptr(), False), "version": 3,
+        }  # fmt: skip
 
 
 def borrow(x: torch.Tensor) -> torch.Tensor:
@@ -149,32 +143,10 @@ def correct() -> None:
            addresses=len(seen), allocated=step, text=found.text())  # fmt: skip
 
 
-def trained(fences: bool) -> dict[str, object]:
-    import esper_alloc
-
-    torch.manual_seed(0)
-    model = Gpt().cuda()
-    step = training(model, model.parameters(), resident())
-    with esper_alloc.audit(fence=fences) as found:
-        step()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-        losses = [float(step()) for _ in range(6)]  # type: ignore[arg-type]
-        seconds = (time.perf_counter() - begin) / 6
-        peak = torch.cuda.max_memory_reserved() >> 20
-    return {
-        "losses": losses, "seconds": seconds, "reserved": peak, "fault": str(found.fault),
-        "findings": len(found.findings),
-    }  # fmt: skip
-
-
 if __name__ == "__main__":
     use_allocator(OURS)
     name = sys.argv[1]
-    if name == "training":
-        report(plain=trained(False), fenced=trained(True))
-    elif name == "correct":
+    if name == "correct":
         correct()
     else:
         faults({"read": read, "write": write, "copied": copied, "beside": beside,

@@ -11,8 +11,6 @@ original   the mistake: the batch is moved to the device by a non-blocking copy,
            protected
 ours       fused_validation_batch
 current    fused_validation_batch without a stream, the environment's being current
-kept       no mark at all, but the batch is kept until the stream was
-           synchronised
 
 The batch is pinned, pageable, or on the device. Reports, for each pair, how many
 tries read something else than was written (corrupted), and in how many the
@@ -24,7 +22,6 @@ take, far: the results are taken to the current stream; an environment is on the
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from typing import Any
 
@@ -38,7 +35,6 @@ from esper_alloc.helpers.validation import fused_validation_batch
 CONFIGS = 4
 DELAY_MS = 10.0
 LONG_DELAY_MS = 60.0  # where memory must have served again meanwhile, on a slow host too
-BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"  # a launch ends with its kernel
 
 # --- race ---------------------------------------------------------------------
 
@@ -95,7 +91,7 @@ class Race:
     def hold(self) -> None:
         """Keeps the environment's stream busy: until `let_go`, where the mistake is to
         show however slow the host is, and else for a while."""
-        if self.how == "original" and self.is_warm and not BLOCKING:
+        if self.how == "original" and self.is_warm:
             # Not before: loading a kernel may wait for all.
             self.flag.zero_()
             wait_for_value(self.side, self.flag, 1)
@@ -136,35 +132,21 @@ class Race:
         batch = self.batch(value)
         address = batch.data_ptr()
         self.hold()
-        if self.how == "kept":
-            # Neither stream's work is marked; the list keeps what it reads.
-            kept = [batch.to("cuda", non_blocking=True), self.targets]
-            self.side.wait_stream(self.main)
-            with torch.cuda.stream(self.side):
-                fused = [one.repeat(CONFIGS, *[1] * (one.dim() - 1)) for one in kept]
-                _, right, total = evaluate(*fused)
-                correct = right.view(CONFIGS, -1).sum(dim=1)
-            total //= CONFIGS
+        how = {"original": original, "ours": ours, "current": current}[self.how]
+        try:
+            correct, total = how(batch, self.targets, self.side)
             del batch
-            reused = self.pressure(kept[0].data_ptr(), value)
-            self.side.synchronize()
-            del kept
-        else:
-            how = {"original": original, "ours": ours, "current": current}[self.how]
-            try:
-                correct, total = how(batch, self.targets, self.side)
-                del batch
-                reused = self.pressure(address, value)
-            finally:
-                if self.how == "original":
-                    self.let_go()
+            reused = self.pressure(address, value)
+        finally:
+            if self.how == "original":
+                self.let_go()
         torch.cuda.synchronize()
         return correct.tolist() != [total] * CONFIGS, reused
 
 
 def race(tries: int) -> None:
     found = {}
-    for how in ("original", "ours", "current", "kept"):
+    for how in ("original", "ours", "current"):
         for source in ("pinned", "pageable", "device"):
             say(f"{how}, {source}")
             work = Race(how, source)

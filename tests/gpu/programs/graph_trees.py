@@ -243,55 +243,7 @@ def aliasing() -> dict[str, Any]:
     return {"wrong": wrong, "figures": figures}
 
 
-@scenario
-def mutation() -> dict[str, Any]:
-    """A graph changes an output of another graph, and a buffer that is not the pool's."""
-    buffer, reference = torch.zeros(N, N, device="cuda"), torch.zeros(N, N, device="cuda")
-
-    def change(y: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-        buffer.add_(y)
-        y.mul_(2)
-        return y + buffer
-
-    one, two = compiled(first), compiled(change)
-    torch._dynamo.mark_static_address(buffer)
-    wrong, figures = 0, []
-    with torch.no_grad():
-        for i in range(12):
-            x = square(i)
-            a0, _ = first(x)
-            new_step()
-            a, _ = one(x)
-            got = two(a, buffer)
-            wanted = change(a0, reference)
-            wrong += differ([got, a, buffer], [wanted, a0, reference])
-            figures.append(figure([got, buffer]))
-    return {"wrong": wrong, "figures": figures}
-
-
 # Beside a tree
-
-
-@scenario
-def an_exception_inside() -> dict[str, Any]:
-    """A step that fails in between leaves a tree that goes on."""
-    one, two = compiled(first), compiled(second)
-    wrong, failed, figures = 0, 0, []
-    with torch.no_grad():
-        for i in range(16):
-            x = square(i)
-            new_step()
-            a, b = one(x)
-            if i % 3 == 1:
-                try:
-                    two(a, b[:7])  # sizes that do not match
-                except Exception:
-                    failed += 1
-            c = two(a, b)
-            a0, b0 = first(x)
-            wrong += differ([a, b, c], [a0, b0, second(a0, b0)])
-            figures.append(figure(c))
-    return {"wrong": wrong + (failed == 0), "figures": figures}
 
 
 @scenario

@@ -1,4 +1,4 @@
-"""torch.cuda.MemPool, private pools of graphs, and memory that runs short in them.
+"""torch.cuda.MemPool and private pools of graphs.
 
 Usage: mem_pools.py ALLOCATOR SCENARIO
 """
@@ -10,7 +10,6 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,14 +38,6 @@ def segments(pool: Any = None) -> list[dict[str, Any]]:
 
 def reserved() -> int:
     return int(torch.cuda.memory_stats()["reserved_bytes.all.current"])
-
-
-def is_refused(call: Callable[..., Any], *arguments: Any) -> bool:
-    try:
-        call(*arguments)
-    except torch.cuda.OutOfMemoryError:
-        return True
-    return False
 
 
 # Graphs
@@ -132,71 +123,6 @@ def graphs_share_a_mem_pool() -> dict[str, Any]:
     torch.cuda.empty_cache()
     left = sum(s["total_size"] for s in segments() if tuple(s["segment_pool_id"]) != (0, 0))
     return {"wrong": wrong, "counts": counts, "after": after, "left": left}
-
-
-# Out of memory
-
-
-@scenario
-def out_of_memory() -> dict[str, Any]:
-    """Inside a MemPool and inside a capture: the right error, and life goes on."""
-    _, total = torch.cuda.mem_get_info()
-    x = torch.ones(MiB, dtype=torch.int32, device="cuda")
-    pool = torch.cuda.MemPool()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # PyTorch keeps a state for captures
-        x.add_(0)
-    graph.reset()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((reserved() + 300 * MiB) / total)
-    wrong = 0
-    refused = []
-    with torch.cuda.use_mem_pool(pool):
-        a = memory(100)
-        a.fill_(1)
-        refused.append(is_refused(memory, 400))
-        wrong += wrong_elements(a, 1) > 0
-        b = memory(100)
-        b.fill_(2)
-        wrong += wrong_elements(a, 1) + wrong_elements(b, 2) > 0
-    del a, b, pool
-    gc.collect()
-    torch.cuda.empty_cache()
-
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # the shortage is dealt with inside
-        y = x + 1
-        refused.append(is_refused(memory, 400))
-        z = y * 2
-    for value in range(3):
-        x.fill_(value)
-        graph.replay()
-        wrong += wrong_elements(z, 2 * value + 2) > 0
-    graph.reset()
-    del y, z, graph
-    gc.collect()
-    torch.cuda.empty_cache()
-
-    graph = torch.cuda.CUDAGraph()
-    failed = False
-    main = torch.cuda.current_stream()
-    try:
-        with torch.cuda.graph(graph):  # ... and outside
-            y = x + 1
-            memory(400)
-    except torch.cuda.OutOfMemoryError:
-        failed = True
-    torch.cuda.set_stream(main)
-    refused.append(failed)
-    del graph, y
-    gc.collect()
-    torch.cuda.empty_cache()
-    c = memory(200)  # all of it came back
-    c.fill_(7)
-    wrong += wrong_elements(c, 7) > 0
-    ooms = torch.cuda.memory_stats()["num_ooms"]
-    return {"wrong": wrong, "refused": refused, "ooms": ooms}
 
 
 # NCCL

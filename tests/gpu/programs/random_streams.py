@@ -111,14 +111,8 @@ def run_in_processes(options: argparse.Namespace) -> dict[str, Any]:
     running, seed = [], options.seed
     for share in shares(options.programs, options.processes):
         command = [
-            sys.executable,
-            __file__,
-            "--beside",
-            "--programs",
-            str(share),
-            "--seed",
-            str(seed),
-        ]
+            sys.executable, __file__, "--beside", "--programs", str(share), "--seed", str(seed),
+        ]  # fmt: skip
         for name in ("uses", "delay", "limit", "without"):
             command += [f"--{name}", str(getattr(options, name))]
         # Streams share hardware queues when there are more of them than queues.

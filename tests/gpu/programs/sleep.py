@@ -11,7 +11,6 @@ import torch
 from audit import LENGTH, Gpt
 from device import report, say
 from torch import nn
-from torch.nn import functional
 
 import esper_alloc
 
@@ -23,39 +22,6 @@ def used_on_device() -> int:
     """What this process and all others have on the device, as the driver says."""
     free, total = torch.cuda.mem_get_info()
     return total - free
-
-
-def digests(tensors: list[torch.Tensor]) -> list[int]:
-    return [int(t.view(torch.uint8).long().sum()) for t in tensors]
-
-
-def contents() -> None:
-    """Tensors of many sizes and dtypes, on two streams, through several cycles."""
-    side = torch.cuda.Stream()
-    torch.manual_seed(0)
-    kept: list[torch.Tensor] = []
-    with esper_alloc.tag("weights"):
-        for i in range(200):
-            size = (i * i * 37) % (3 * MIB) + 1
-            with torch.cuda.stream(side if i % 3 else torch.cuda.current_stream()):
-                kept.append(torch.randint(256, (size,), device="cuda", dtype=torch.uint8))
-        dropped = [torch.empty(size, device="cuda") for size in (10, 10**6, 10**7)]
-    other = torch.full((MIB,), 7.0, device="cuda")
-    torch.cuda.synchronize()
-    before, addresses = digests(kept), [t.data_ptr() for t in kept]
-    live = esper_alloc.tag_stats()["weights"]["allocated_bytes"]
-    wrong, given_back, host = 0, [], []
-    for cycle in range(4):
-        if cycle == 1:
-            dropped.clear()
-        result = esper_alloc.sleep("weights")
-        given_back.append(result.given_back)
-        host.append(esper_alloc.tag_stats()["weights"]["host_bytes"])
-        wrong += len(result.stays) + int(other.sum().item() != 7.0 * MIB)
-        esper_alloc.wake("weights")
-        wrong += digests(kept) != before
-        wrong += [t.data_ptr() for t in kept] != addresses
-    report(wrong=wrong, given_back=given_back, host=host, live=live)
 
 
 def device_memory() -> None:
@@ -106,27 +72,6 @@ def graphs() -> None:
         graph.replay()
         wrong += not (torch.equal(y, expected[0]) and torch.equal(y2, expected[1]))
     report(wrong=wrong, refused=refused)
-
-
-def pools_and_compiled() -> None:
-    """What is allocated in a MemPool and in a compiled function sleeps with the tag around it."""
-    pool = torch.cuda.MemPool()
-    compiled = torch.compile(lambda x: functional.gelu(x) @ x, dynamic=False)
-    x = torch.randn(1024, 1024, device="cuda")
-    compiled(x)  # cuBLAS allocates its workspace without a tag
-    with esper_alloc.tag("around"):
-        with torch.cuda.use_mem_pool(pool):
-            pooled = torch.full((8 * MIB,), 3.0, device="cuda")
-        result = compiled(x)
-    expected = result.clone()
-    tagged = esper_alloc.tag_stats()["around"]["allocated_bytes"]
-    wrong = 0
-    for _ in range(3):
-        wrong += len(esper_alloc.sleep("around").stays)
-        wrong += not torch.equal(compiled(x), expected)  # which allocates beside what sleeps
-        esper_alloc.wake("around")
-        wrong += (not torch.equal(result, expected)) + int((pooled != 3.0).sum())
-    report(wrong=wrong, tagged=tagged, least=pooled.nbytes + result.nbytes)
 
 
 def train(sleeps: bool) -> list[str]:
@@ -244,10 +189,8 @@ def turns(folder: str, me: str, other: str) -> None:
 if __name__ == "__main__":
     esper_alloc.enable()
     {
-        "contents": contents,
         "device_memory": device_memory,
         "graphs": graphs,
-        "pools_and_compiled": pools_and_compiled,
         "training": training,
         "two_devices": two_devices,
         "turns": turns,
