@@ -119,8 +119,7 @@ enum {
 /* Where memory comes from. One core may have segments of both kinds. */
 typedef enum esper_segments {
   ESPER_SEGMENTS_AUTO = 0,    /* mapped where the device can, else classic. Always classic for pools
-                                 made by esper_pool_create, and with
-                                 garbage_collection_threshold, which needs classic segments. */
+                                 made by esper_pool_create. */
   ESPER_SEGMENTS_CLASSIC = 1, /* each is one allocation of a fixed size */
   ESPER_SEGMENTS_MAPPED = 2   /* reserved addresses with pages where memory is needed; classic where
                                  the device cannot map pages */
@@ -144,10 +143,6 @@ typedef struct esper_config {
    * sizes in [1 MiB << i, 1 MiB << (i + 1)). Entry 0 is also for smaller sizes, the last for larger
    * ones. 0 and 1: no rounding. */
   size_t roundup_power2_divisions[ESPER_ROUNDUP_STEPS];
-  /* A share, below 1, of what the memory fraction allows. Before reserved memory passes it, unused
-   * large segments of the default pool go back to the driver, the least recently used first. 0, or
-   * no memory fraction: they stay until memory runs out. */
-  double garbage_collection_threshold;
   /* A share, below 1, of the device's memory. A request is rejected with ESPER_REJECTED at once if
    * reserved memory would have to pass this share. The allocator then gives no memory back, and
    * waits only as far as it is held back. 0: no request is rejected. */

@@ -22,7 +22,7 @@ import mapped  # noqa: E402
 Answers = dict[tuple[str, str], dict[str, Any]]
 
 #: The others take most of the time, a process each for two allocators.
-QUICK = ("pools", "figures", "snapshot", "collect-run-time", "history", "memory", "shortage")
+QUICK = ("pools", "figures", "snapshot", "history", "memory", "shortage")
 
 
 def run(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -69,16 +69,6 @@ def test_the_answer_is_natives_with_mapped_segments_too(
 ) -> None:
     wrong = mapped.judge(answers, mapped_answers, group, name)
     assert wrong is None, wrong
-
-
-def test_what_is_collected_is_natives_where_the_device_is_large(library: Path) -> None:
-    """There the usual segment is little beside what the threshold asks for."""
-    env = {**build.environment(library), "SIM_CAPACITY_MB": "16384"}
-    found = driver.run_all(["collect"], env, 1, run=run)
-    native, ours = found["collect", "native"], found["collect", "esper_alloc"]
-    for name in native:
-        wrong = driver.judge(native, ours, name)
-        assert wrong is None, (name, wrong)
 
 
 def test_the_lists_name_rows() -> None:

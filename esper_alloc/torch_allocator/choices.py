@@ -139,18 +139,10 @@ def segments_asked_for(environment: Mapping[str, str] = os.environ) -> tuple[str
 
 def segments_wanted(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """The kind there will be where the driver can map memory, "mapped" or "classic", and why in
-    words. As the core has it: what is said of the kind counts more than what concerns one kind
-    only."""
+    words."""
     kind, by = segments_asked_for(environment)
     if kind != "auto":
         return kind, f", as {by} asks for"
-    settings = _settings(environment)
-    for option in ("max_split_size_mb", "garbage_collection_threshold"):
-        if re.search(rf"{option}:[0-9.]*[1-9]", settings[-1] if settings else ""):
-            return (
-                "classic",
-                f", which {option} concerns; expandable_segments:True: mapped all the same",
-            )
     registers = environment.get("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "")
     if registers[:1] in tuple("1yYtT"):
         return "classic", ", as TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK needs"
@@ -158,7 +150,6 @@ def segments_wanted(environment: Mapping[str, str] = os.environ) -> tuple[str, s
 
 
 def _settings(environment: Mapping[str, str]) -> list[str]:
-    """PyTorch's options. It reads both variables, in this order, and forgets of the first what the
-    second leaves out; but expandable_segments stays."""
+    """PyTorch's options. It reads both variables, in this order."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return [environment[name].replace(" ", "") for name in names if environment.get(name)]

@@ -315,14 +315,9 @@ ROUNDUP = {LAST: "roundup_power2_divisions:4"}
         ({HOOK: "0"}, "mapped"),
         ({HOOK: "1", OURS: "mapped"}, "mapped"),
         ({LAST: "expandable_segments:False"}, "classic"),
-        ({FIRST: "max_split_size_mb:128"}, "classic"),
-        ({FIRST: "garbage_collection_threshold: 0.8"}, "classic"),
-        ({FIRST: "garbage_collection_threshold:0.0"}, "mapped"),
-        ({FIRST: "max_split_size_mb:128,expandable_segments:True"}, "mapped"),
-        ({FIRST: "max_split_size_mb:64", **ROUNDUP}, "mapped"),
+        ({FIRST: "max_split_size_mb:128,garbage_collection_threshold:0.8"}, "mapped"),
         ({FIRST: "expandable_segments:False", **ROUNDUP}, "classic"),
         ({FIRST: "expandable_segments:False", LAST: "expandable_segments:True"}, "mapped"),
-        ({FIRST: "max_split_size_mb:128", OURS: "mapped"}, "mapped"),
     ],
 )
 def test_the_kind_of_segments(environment: dict[str, str], kind: str) -> None:

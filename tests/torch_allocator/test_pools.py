@@ -387,7 +387,7 @@ def cuda(settings: str, general: str) -> dict[str, str]:
         ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, None, False),
         ({}, None, "expandable_segments:False", False),
         ({}, None, "max_split_size_mb:64", True),
-        ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}, None, None, False),
+        ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}, None, None, True),
         (
             {"PYTORCH_ALLOC_CONF": "max_non_split_rounding_mb:40,large_segment_size_mb:40"},
             None,
@@ -399,8 +399,6 @@ def cuda(settings: str, general: str) -> dict[str, str]:
         (cuda("expandable_segments:True", "expandable_segments:False"), None, None, True),
         (cuda("expandable_segments:False", "expandable_segments:True"), None, None, False),
         (cuda("roundup_power2_divisions:4", "expandable_segments:False"), None, None, False),
-        (cuda("garbage_collection_threshold:0.8", "roundup_power2_divisions:4"), None, None, False),
-        (cuda("roundup_power2_divisions:4", "garbage_collection_threshold:0.8"), None, None, True),
         ({"ESPER_ALLOC_SEGMENTS": "mapped"}, None, "max_split_size_mb:64", True),
         ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, "expandable_segments:True", True),
         ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, None, None, False),

@@ -18,21 +18,6 @@ static size_t round_up(size_t size, size_t multiple)
   return (size + multiple - 1) / multiple * multiple;
 }
 
-static bool is_share(double x)
-{
-  return x >= 0 && x < 1;
-}
-
-/* garbage_collection_threshold means nothing for mapped segments, so a configuration that gives it
- * and leaves the kind open gets classic ones. max_split_size is for the fragmentation that mapped
- * segments do not have. */
-static esper_segments kind_of_segments(const esper_config *given)
-{
-  bool is_open = given->segments == ESPER_SEGMENTS_AUTO;
-  return is_open && given->garbage_collection_threshold > 0 ? ESPER_SEGMENTS_CLASSIC
-                                                            : given->segments;
-}
-
 esper_status config_set(core_t *core, const esper_config *given)
 {
   static const esper_config defaults;
@@ -43,13 +28,7 @@ esper_status config_set(core_t *core, const esper_config *given)
                      "segments is %d: use ESPER_SEGMENTS_AUTO, ESPER_SEGMENTS_CLASSIC or "
                      "ESPER_SEGMENTS_MAPPED",
                      (int)given->segments);
-  if (!is_share(given->garbage_collection_threshold))
-    return error_set(
-        ESPER_INVALID,
-        "garbage_collection_threshold is %g: use 0 to turn it off, or a number above 0 "
-        "and below 1",
-        given->garbage_collection_threshold);
-  if (!is_share(given->rejection_share))
+  if (!(given->rejection_share >= 0 && given->rejection_share < 1))
     return error_set(ESPER_INVALID,
                      "rejection_share is %g: use 0 to turn it off, or a number above 0 and below 1",
                      given->rejection_share);
@@ -74,7 +53,6 @@ esper_status config_set(core_t *core, const esper_config *given)
       given->max_non_split_rounding ? given->max_non_split_rounding : 20 * MIB;
   config->large_segment_size =
       given->large_segment_size ? round_up(given->large_segment_size, BLOCK_ALIGN) : LARGE_SEGMENT;
-  config->segments = kind_of_segments(given);
   lock(&core->config_lock);
   config->older = atomic_load(&core->config);
   atomic_store_explicit(&core->config, config, memory_order_release);

@@ -12,7 +12,6 @@ typedef struct config {
   size_t max_split_size; /* SIZE_MAX: unlimited */
   size_t max_non_split_rounding;
   size_t large_segment_size;
-  esper_segments segments; /* AUTO: mapped ones, but classic ones in MemPools */
   struct config *older;
 } config_t;
 

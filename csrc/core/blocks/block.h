@@ -70,7 +70,6 @@ struct segment {
   device_t *device;
   page_t *pages;     /* by granule; NULL: a classic segment */
   uint64_t sequence; /* its number by birth: orders blocks the same in every run */
-  uint64_t used_at;  /* device->large_requests when memory in it was last freed */
   bool large;
   bool oversize; /* counted as oversize */
   bool captured; /* some of it was handed out in a capture: replays may touch it */

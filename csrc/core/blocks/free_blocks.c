@@ -137,7 +137,6 @@ void free_blocks_add(block_t *block)
 
 static void empty(block_cache_t *cache)
 {
-  bool unseen = cache->state == CACHE_OPEN; /* frees into a locked cache set used_at */
   cache_set_state(cache, CACHE_CLOSED);
   for (; cache->filled; cache->filled &= (uint16_t)(cache->filled - 1)) {
     int slot = __builtin_ctz(cache->filled);
@@ -145,8 +144,6 @@ static void empty(block_cache_t *cache)
       block_t *block = cache->block[slot][--cache->count[slot]];
       block_set_state(block, BLOCK_CLAIMED);
       block->requested = 0;
-      if (unseen)
-        block->segment->used_at = block->segment->device->large_requests;
       add_ready(block);
     }
   }
@@ -172,19 +169,12 @@ void caches_close(const device_t *device)
     cache_close(heap);
 }
 
-/* Whether every malloc and free must be seen in its order: for tracing, or because the threshold
- * depends on how long memory was not used. */
-static bool must_see_all(const device_t *device)
-{
-  return device->watch || config_of(device->core)->as_given.garbage_collection_threshold > 0;
-}
-
 void cache_open(heap_t *heap)
 {
   if (!cache_is_closed(&heap->cache) || heap->capture || heap->pool != heap->device->default_pool ||
       heap->device->asleep[heap->tag] || device_has_failed(heap->device))
     return;
-  cache_set_state(&heap->cache, must_see_all(heap->device) ? CACHE_LOCKED : CACHE_OPEN);
+  cache_set_state(&heap->cache, heap->device->watch ? CACHE_LOCKED : CACHE_OPEN);
 }
 
 block_t *cache_take_or_close(heap_t *heap, size_t size, size_t requested, bool missed)

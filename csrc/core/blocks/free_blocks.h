@@ -25,8 +25,7 @@ void caches_close(const device_t *device);
 void caches_close_pool(const device_t *device, const pool_t *pool);
 
 /* Opens the heap's cache, except in captures and in private pools, whose addresses would depend on
- * it. While actions are traced, or a garbage_collection_threshold is set, it serves only callers
- * that hold the device's lock. */
+ * it. While actions are traced, it serves only callers that hold the device's lock. */
 void cache_open(heap_t *heap);
 
 /* As cache_malloc, for a caller that holds the lock. `missed`: cache_malloc has just found none.

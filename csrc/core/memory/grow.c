@@ -361,7 +361,7 @@ static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alon
  * so such a pool has pages only on request. */
 static bool wants_pages(const pool_t *pool)
 {
-  esper_segments segments = config_of(pool->device->core)->segments;
+  esper_segments segments = config_of(pool->device->core)->as_given.segments;
   return !pool->source.obtain && segments != ESPER_SEGMENTS_CLASSIC &&
          (segments == ESPER_SEGMENTS_MAPPED || !pool->created);
 }

@@ -68,7 +68,6 @@ struct device {
   double fraction;
   size_t limit;              /* SIZE_MAX: none */
   size_t reserving;          /* bytes that MemPools' own allocators are being asked for */
-  uint64_t large_requests;   /* how many so far: the clock by which memory counts as long unused */
   size_t refused;            /* bytes that the driver had no memory for; 0: none */
   size_t slack_peak;         /* peak of active bytes since pages last went back: memory/slack.c */
   size_t slack_old_peak;     /* the peak of the statistics when they did */

@@ -81,7 +81,6 @@ __attribute__((noinline)) static esper_status free_slowly(core_t *core, block_t 
   if (block->oversize)
     stat_sub(&device->stats.oversize_allocations, 1);
   trace_add_block(device, ESPER_TRACE_FREE_REQUESTED, block, block->requested);
-  block->segment->used_at = device->large_requests;
   bool read_by_graph = count_reads_by_graphs(device, block);
   const heap_t *home = block->segment->heap;
   pool_t *pool = home->pool;

@@ -10,7 +10,6 @@
  *   4. hold_back: if more than an allowance of the heap's memory is pending, the host waits for
  *      the oldest work that it waits for; then steps 2 to 4 again
  *   5. take_grown: new memory. This comes before step 3 if the heap has borrowed many small blocks.
- *      Beyond the garbage_collection_threshold, segments that were unused for long go back first
  *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
  *   7. find_in_spare_pools: memory of pools that may be used when memory is short
  *   8. wait_and_release: the host waits for one event after the other, then for the whole device,
@@ -143,8 +142,6 @@ static block_t *take_grown_locked(const request_t *q, bool alone, esper_status *
 /* Step 5. `alone`: by new pages only. */
 static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
 {
-  if (q->config->as_given.garbage_collection_threshold > 0)
-    release_old(q->device);
   growth_begin(q);
   block_t *block = take_grown_locked(q, alone, status);
   growth_end(q);
@@ -458,7 +455,6 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
     status = failure_check(device);
     return status == ESPER_OK ? refuse_asleep(device, q.tag) : status;
   }
-  device->large_requests += q.large;
   q.heap = heap_of(&q);
   bool fenced = core_is(core, CORE_FENCED) && pool == device->default_pool && !q.capture;
   block_t *block = NULL;

@@ -21,8 +21,4 @@ enum { PASSED_OVER = 64 };
  * over `most` blocks that wait for other streams than their own. Returns the bytes that went. */
 size_t release_fenced(device_t *device, size_t most);
 
-/* Called before the device's memory grows. If that would exceed a garbage_collection_threshold,
- * gives back the large cached segments that have been unused for at least the average time. */
-void release_old(device_t *device);
-
 #endif

@@ -159,7 +159,6 @@ void apply_options(esper_core *core)
   std::fill_n(config.roundup_power2_divisions, ESPER_ROUNDUP_STEPS, size_t{0});
   std::copy_n(divisions.begin(), std::min<size_t>(divisions.size(), ESPER_ROUNDUP_STEPS),
               config.roundup_power2_divisions);
-  config.garbage_collection_threshold = CommonConfig::garbage_collection_threshold();
   // The fraction of the option, which may differ from the one in force.
   const double fraction = CudaConfig::per_process_memory_fraction();
   // For a fraction of 0 the smallest positive number, because to the core 0 means that nothing is

@@ -53,7 +53,7 @@ TEST(the_configuration_is_replaced_as_a_whole)
   CHECK_OK(esper_configure(w.core, &second));
   esper_get_config(w.core, &config);
   CHECK(!memcmp(&config, &second, sizeof config));
-  first.garbage_collection_threshold = 7;
+  first.rejection_share = 7;
   CHECK_STATUS(esper_configure(w.core, &first), ESPER_INVALID);
   esper_get_config(w.core, &config);
   CHECK(!memcmp(&config, &second, sizeof config));

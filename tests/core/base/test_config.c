@@ -84,6 +84,8 @@ TEST(a_bad_configuration_is_refused_and_nothing_changes)
   CHECK_STATUS(esper_configure(w.core, &(esper_config){.large_segment_size = SIZE_MAX}),
                ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "large_segment_size"));
+  CHECK_STATUS(esper_configure(w.core, &(esper_config){.rejection_share = 1.5}), ESPER_INVALID);
+  CHECK(strstr(esper_last_error(), "rejection_share is 1.5"));
   esper_core *none;
   CHECK_STATUS(esper_core_create(sim_driver(w.s), &bad, &none), ESPER_INVALID);
   CHECK(!none);

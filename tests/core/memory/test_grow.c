@@ -62,22 +62,17 @@ SCENE_WITH(pages_of_private_pools_are_as_large_as_the_request, begin_with(1024, 
   CHECK_OK(esper_free(w.core, p));
 }
 
-TEST(a_garbage_collection_threshold_alone_asks_for_classic_segments)
+TEST(options_of_classic_segments_do_not_ask_for_them)
 {
-  esper_config given[] = {{.garbage_collection_threshold = 0.8},
-                          {.max_split_size = 64 * MIB}, /* as vLLM asks for while weights load */
+  esper_config given[] = {{.max_split_size = 64 * MIB}, /* as vLLM asks for while weights load */
                           {.max_non_split_rounding = 40 * MIB},
-                          {.segments = ESPER_SEGMENTS_AUTO},
                           {.large_segment_size = 20 * MIB}};
-  for (int i = 0; i < 5; i++)
-    for (int asked = 0; asked < 2; asked++) {
-      if (asked)
-        given[i].segments = ESPER_SEGMENTS_MAPPED;
-      begin_with(256, &given[i]);
-      get(5, r);
-      CHECK_EQ(calls(SIM_CALL_page_create) > 0, asked || i >= 1);
-      end();
-    }
+  for (int i = 0; i < 3; i++) {
+    begin_with(256, &given[i]);
+    get(5, r);
+    CHECK(calls(SIM_CALL_page_create) > 0);
+    end();
+  }
 }
 
 static uint64_t state = 1;

@@ -1,4 +1,4 @@
-/* Segments: what the driver is asked for, and when it gets memory back. */
+/* Segments: what the driver is asked for. */
 #include <math.h>
 
 #include "core/base/types.h"
@@ -7,34 +7,6 @@
 static void begin(void)
 {
   begin_on((sim_options){WHEN_TOLD, .capacity = 256 * MIB}, NULL);
-}
-
-SCENE(empty_cache_gives_back_what_is_wholly_free)
-{
-  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r),
-       *stays = world_malloc(&w, 9 * MIB, r);
-  world_kernel(&w, r, p);
-  world_free(&w, p);
-  world_free(&w, q);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 20 * MIB);
-  CHECK_EQ(sim_pending_all(w.s), 0); /* it waited */
-  CHECK_EQ(world_stats(&w, 0).num_sync_all_streams, 1);
-  CHECK_EQ(world_stats(&w, 0).num_device_free, 1);
-  world_free(&w, stays);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-}
-
-/* Whether a stream is being captured cannot be asked then, either. */
-SCENE(empty_cache_says_that_the_driver_fails)
-{
-  world_free(&w, world_malloc(&w, 20 * MIB, r));
-  sim_fail_calls_from(w.s, SIM_CALL_any, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_empty_cache(w.core, 0, NULL), ESPER_DEVICE_ERROR);
-  sim_fail_call(w.s, SIM_CALL_any, 0, ESPER_OK);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
 }
 
 static bool driver_was_asked;
@@ -109,52 +81,4 @@ SCENE(the_largest_available_is_what_a_malloc_can_get)
   CHECK(q == p);
   CHECK_OK(esper_free(w.core, q));
   CHECK_STATUS(esper_largest_available(w.core, 5, &most), ESPER_INVALID);
-}
-
-/* The driver may hand an address to a thread that works on another device, before its function for
- * giving it back returns. */
-static void reuse_elsewhere(void *context)
-{
-  sim_after_call(w.s, SIM_CALL_memory_free, NULL, NULL);
-  CHECK(world_malloc(&w, 12 * MIB, world_stream(&w, 1)) == context);
-}
-
-SIM_HOOK(reuse_on_another_thread)
-{
-  check_on_another_thread(reuse_elsewhere, context);
-}
-
-SCENE_WITH(an_address_may_come_back_while_its_segment_is_on_its_way_out,
-           begin_on((sim_options){WHEN_TOLD, .devices = 2}, NULL))
-{
-  void *p = world_malloc(&w, 12 * MIB, w.stream[0]);
-  world_free(&w, p);
-  sim_after_call(w.s, SIM_CALL_memory_free, reuse_on_another_thread, p);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  world_check(&w);
-}
-
-SCENE(a_pinned_segment_serves_on_and_is_not_given_back)
-{
-  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r), *segment;
-  CHECK_STATUS(esper_pin(w.core, &w, NULL), ESPER_INVALID);
-  CHECK_STATUS(esper_unpin(w.core, p), ESPER_INVALID);
-  CHECK_OK(esper_pin(w.core, (char *)p + 5, &segment));
-  CHECK(segment == p);
-  CHECK_STATUS(esper_unpin(w.core, segment), ESPER_NOT_READY); /* p is live */
-  world_free(&w, p);
-  world_free(&w, q);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 12 * MIB);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  world_free(&w, p);
-  /* Not even when memory runs out. */
-  void *none;
-  CHECK_STATUS(esper_malloc(w.core, 250 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
-  CHECK_EQ(reserved(), 12 * MIB);
-  CHECK_OK(esper_unpin(w.core, segment));
-  CHECK_STATUS(esper_unpin(w.core, segment), ESPER_INVALID);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-  CHECK_STATUS(esper_pin(w.core, p, NULL), ESPER_INVALID);
 }

@@ -254,26 +254,6 @@ static void pool_capture(esper_stream c, esper_stream d, bool known)
   EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
 }
 
-/* Cached memory goes back before memory grows. */
-static void collect(esper_stream r, esper_stream b)
-{
-  esper_config config;
-  esper_get_config(core, &config);
-  config.garbage_collection_threshold = 0.1;
-  EXPECT(esper_configure(core, &config) == ESPER_OK);
-  esper_set_memory_fraction(core, 0, 0.9);
-  put(get(11 * MIB, r));
-  put(get(12 * MIB, b));
-  sim_run_all(s);
-  void *x = get(14 * MIB, r), *y = get(16 * MIB, b);
-  put(x);
-  put(y);
-  EXPECT(esper_core_is_valid(core));
-  config.garbage_collection_threshold = 0;
-  EXPECT(esper_configure(core, &config) == ESPER_OK);
-  esper_set_memory_fraction(core, 0, 1);
-}
-
 static int is_one_of_three(void *context, void *stream)
 {
   const esper_stream *streams = context;
@@ -570,7 +550,6 @@ static void scenario(void)
   range_in_pool((esper_stream[]){c, d});
 
   esper_empty_cache(core, 0, NULL);
-  collect(r, b);
 
   /* The rest of the interface. */
   size_t free_bytes, total, largest;

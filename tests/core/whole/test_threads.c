@@ -38,16 +38,6 @@ static bool goes_on(void)
   return !atomic_load_explicit(&over, memory_order_relaxed);
 }
 
-static void *allocate_and_free(void *size)
-{
-  while (goes_on()) {
-    void *p;
-    CHECK_OK(esper_malloc(w.core, *(size_t *)size, legacy, &p));
-    CHECK_OK(esper_free(w.core, p));
-  }
-  return NULL;
-}
-
 static void *refer_to_pool(void *unused)
 {
   (void)unused;
@@ -74,44 +64,6 @@ TEST(a_pool_grows_while_somebody_refers_to_it)
   atomic_store(&over, true);
   pthread_join(thread, NULL);
   CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
-  world_end(&w);
-}
-
-static void *set_and_unset_threshold(void *unused)
-{
-  (void)unused;
-  esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
-  while (goes_on()) {
-    config.garbage_collection_threshold = 0.001;
-    CHECK_OK(esper_configure(w.core, &config));
-    usleep(10);
-    config.garbage_collection_threshold = 0; /* block caches may open */
-    CHECK_OK(esper_configure(w.core, &config));
-    usleep(200);
-  }
-  return NULL;
-}
-
-TEST(memory_is_collected_while_the_threshold_comes_and_goes)
-{
-  enum { CACHED = 100, TIMES = 20000 };
-  sim_options options = {.capacity = (size_t)1 << 34};
-  esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};
-  world_begin_with(&w, &options, &classic);
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.9));
-  void *p[CACHED];
-  for (int i = 0; i < CACHED; i++)
-    p[i] = world_malloc(&w, 20 * MIB, w.stream[1]);
-  size_t size = 20 * MIB;
-  pthread_t threads[] = {start(allocate_and_free, &size), start(allocate_and_free, &size),
-                         start(set_and_unset_threshold, NULL)};
-  for (int turn = 0; turn < TIMES; turn++)
-    release_old(&w.core->devices[0]);
-  atomic_store(&over, true);
-  for (int i = 0; i < 3; i++)
-    pthread_join(threads[i], NULL);
-  for (int i = 0; i < CACHED; i++)
-    world_free(&w, p[i]);
   world_end(&w);
 }
 
@@ -268,7 +220,6 @@ static void configure(worker *t)
   esper_config config = {
       .segments = (esper_segments)draw(t, 3),
       .allowance = draw(t, 3) ? draw(t, 4) * 16 * MIB : ESPER_ALLOWANCE_OFF,
-      .garbage_collection_threshold = draw(t, 4) ? 0 : 0.1,
   };
   CHECK_OK(esper_configure(w.core, &config));
 }

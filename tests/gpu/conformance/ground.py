@@ -48,13 +48,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "roundup": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4"}),
     "roundup-list": ("options", {"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:[2:8,16:4,>:1]"}),
     "fraction": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.25"}),
-    "collect": (
-        "collecting",
-        {
-            "PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.2,per_process_memory_fraction:0.2"
-        },
-    ),
-    "collect-run-time": ("collecting", {}),
     "segment_size": ("options", {"PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:40"}),
 }
 

@@ -36,7 +36,7 @@ OTHER_ACTIONS = {
 OTHERWISE = OTHER_SIZES | OTHER_ACTIONS
 #: Other sizes, in versions of PyTorch that have the option at all: else native
 #: answers None.
-OPTIONAL = {"collect-run-time-growth_is_rejected"}
+OPTIONAL = {"settings-growth_is_rejected"}
 #: Sizes of blocks are the same all the same, however the options round them.
 ROUNDED = "figures_of_some_sizes"
 OF_BLOCKS = ("allocation.", "allocated_bytes.", "requested_bytes.")

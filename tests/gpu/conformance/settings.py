@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from ground import MiB, bytes_of, error_of, scenario, stats, type_of_error
 
+REJECTED = ("num_alloc_retries", "num_ooms", "num_oom_rejections", "segment.all.current")
+
 
 def put(text: str) -> None:
     torch.cuda.memory._set_allocator_settings(text)
@@ -94,3 +96,21 @@ def the_native_backend_may_be_named() -> Any:
     del x
     put("")
     return [answer, error_of(lambda: put("backend:native,per_process_memory_fraction:2"))]
+
+
+@scenario()
+def growth_is_rejected() -> Any:
+    """throw_on_cudamalloc_oom, which PyTorch 2.11 does not know yet."""
+    unit = int(torch.cuda.mem_get_info()[1] // 500)
+    answer: list[Any] = [
+        type_of_error(lambda: put("throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.06"))
+    ]
+    if answer == [None]:
+        x, y = bytes_of(10 * unit), bytes_of(15 * unit)
+        del y
+        answer.append([error_of(lambda: bytes_of(20 * unit)), stats(*REJECTED)])
+        y = bytes_of(15 * unit)
+        answer.append(stats(*REJECTED))
+        del x, y
+        put("throw_on_cudamalloc_oom:False,per_process_memory_fraction:1.0")
+    return answer
