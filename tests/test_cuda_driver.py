@@ -19,7 +19,7 @@ from esper_alloc.torch_allocator.sizes import parse_size
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE_TESTS = ROOT / "tests" / "device"
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-DESPER_LOCK_ORDER", "-O1", "-g"]
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-DESPER_LOCK_ORDER", "-O0", "-g"]
 FLAGS += ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
 
 pytestmark = pytest.mark.skipif(not CC, reason="needs a C compiler")

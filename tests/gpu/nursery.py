@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -78,6 +79,7 @@ def serve() -> str | None:
 
     import esper_alloc  # noqa: F401
 
+    gc.freeze()  # else each collection in a child looks through all of torch
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
