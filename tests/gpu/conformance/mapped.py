@@ -24,6 +24,7 @@ OTHER_SIZES = {
     "devices-figures_of_each_device", "devices-snapshots_of_both", "uncached-0-nothing_is_cached",
     "roundup-figures_of_some_sizes", "roundup-list-figures_of_some_sizes",
     "fraction-figures_of_some_sizes", "segment_size-figures_of_some_sizes",
+    "max_split-oversize_blocks", "non_split-oversize_blocks",
 }  # fmt: skip
 #: ... and their pages come and go as segment_map and segment_unmap.
 OTHER_ACTIONS = {
