@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
-import resource
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +54,14 @@ def step(
     }
 
 
+def host_mib() -> float:
+    """Resident, with what is pinned."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / MIB
+    raise RuntimeError("/proc/self/status has no VmRSS")
+
+
 def cycles(
     allocator: str, count: int = 100, model: str = "1.5b", small: bool = False
 ) -> dict[str, Any]:
@@ -77,12 +85,12 @@ def cycles(
             woke.append(seconds_of(engine.wake_all))
             gc.collect()
             used.append(device_used_mib())
-            host.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB)
+            host.append(host_mib())
         after = engine.answer(prompts)
     return {
         "machine": machine(),
-        "sleep_s": sorted(slept[1:])[len(slept) // 2],
-        "wake_s": sorted(woke[1:])[len(woke) // 2],
+        "sleep_s": statistics.median(slept[1:]),
+        "wake_s": statistics.median(woke[1:]),
         "tokens_that_differ": sum(x != y for a, b in zip(before, after) for x, y in zip(a, b)),
         "grown_mib": used[-1] - used[min(10, len(used) - 1)],
         "host_grown_mib": host[-1] - host[min(10, len(host) - 1)],

@@ -30,6 +30,7 @@ typedef struct follower {
     char text[CHUNK_WORDS * sizeof(uint64_t)];
   } copy;
   size_t count, most;
+  bool left_out;
   listed_t listed[];
 } follower_t;
 
@@ -37,8 +38,12 @@ typedef struct follower {
 static void list_chunks(follower_t *f, const chunk_t *chunk)
 {
   for (; chunk; chunk = chunk->next)
-    if (chunk->until > f->since && chunk->ticks <= f->end && f->count < f->most)
-      f->listed[f->count++] = (listed_t){chunk, chunk->ticks};
+    if (chunk->until > f->since && chunk->ticks <= f->end) {
+      if (f->count < f->most)
+        f->listed[f->count++] = (listed_t){chunk, chunk->ticks};
+      else /* opened since there was room for all */
+        f->left_out = true;
+    }
 }
 
 /* The first event at `at` or later that is after a time. *from: what its ticks are counted from. */
@@ -144,6 +149,7 @@ static void follow(follower_t *f, unsigned first_site)
     put_some_live(f, place);
   box_lock();
   bool late = f->since ? carried_until() > f->since : carried_moved() != moved;
+  late |= f->left_out;
   box_unlock();
   if (late)
     out_section(&f->out, "LATE", 0, 0);

@@ -12,8 +12,8 @@
  *   before that time: an event may be told twice;
  * - "LATE" near the end: parts were overwritten meanwhile. Ask for all.
  *
- * Threads that record wait at most for a copy of one chunk. The reader may be slow: nothing is held
- * while it is written to. Returns 0, or an errno. */
+ * Threads that record wait at most for a copy of one chunk, or a walk over the list of all. The
+ * reader may be slow: nothing is held while it is written to. Returns 0, or an errno. */
 int box_follow(int socket, uint64_t since, unsigned first_site);
 
 #endif

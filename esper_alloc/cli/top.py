@@ -32,8 +32,8 @@ def add_parser(subparsers: Any) -> None:
         "top",
         help="watch the memory of a running program",
         description="Shows once a second, for each device, the memory of a running program: how "
-        "much is reserved, live and pending, how fast it allocates, where the host was held back, "
-        "and which lines of code hold it. The program must be the same user's: " + HOW + ".",
+        "much is reserved, live and pending, how fast it allocates, how long the host was held "
+        "back, and which lines of code hold it. The program must be the same user's: " + HOW + ".",
         epilog="Without PID: the only program there is, or a list. In colours with rich. "
         "Ctrl-C ends it. Exit codes: 0; 1 nothing can be watched; 2 wrong usage, or several "
         "programs. Bytes, seconds; live bytes by line are those asked for, not rounded up.",

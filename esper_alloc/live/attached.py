@@ -65,6 +65,7 @@ class Reading:
 def watchable() -> list[int]:
     """The processes of this user that can be attached to, without asking them."""
     found: dict[int, None] = {}
+    wrong = ""
     for folder in folders():
         try:
             with opened(folder) as number:
@@ -78,8 +79,10 @@ def watchable() -> list[int]:
                     found[pid] = None
         except FileNotFoundError:
             continue
-        except OSError as error:
-            raise AnswerError(str(error)) from None
+        except OSError as error:  # of a folder that perhaps somebody else made
+            wrong = str(error)
+    if wrong and not found:
+        raise AnswerError(wrong)
     return sorted(found)
 
 

@@ -32,16 +32,20 @@ def lightning_callback() -> Any:
     base: Any = _lightning().Callback
 
     class MemoryCallback(base):  # type: ignore[misc]
+        logged = 0  # the last step: with gradient accumulation several batches are of one
+
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-            every = trainer.log_every_n_steps
+            every, step = trainer.log_every_n_steps, trainer.global_step
             if (
                 every
                 and trainer.loggers
-                and trainer.global_step % every == 0
+                and step != self.logged
+                and step % every == 0
                 and (found := _logged())
             ):
+                self.logged = step
                 for logger in trainer.loggers:
-                    logger.log_metrics(found, step=trainer.global_step)
+                    logger.log_metrics(found, step=step)
 
     return MemoryCallback()
 
@@ -60,7 +64,7 @@ def _lightning() -> Any:
 
 
 def add_to_trainer(trainer: Any) -> None:
-    """Adds the figures to all that a ``transformers.Trainer`` logs from now on. It becomes the
+    """Adds the figures to what a ``transformers.Trainer`` logs of training steps. It becomes the
     first of the trainer's callbacks, because those that write to TensorBoard, W&B and so on come
     before the user's own. Where CUDA is not used it adds nothing.
 
@@ -73,7 +77,7 @@ def add_to_trainer(trainer: Any) -> None:
 
     class MemoryCallback(base):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if logs is not None:
+            if logs is not None and "loss" in logs:  # what evaluate() logs is what it returns
                 logs.update(_logged())
 
     trainer.callback_handler.callbacks.insert(0, MemoryCallback())

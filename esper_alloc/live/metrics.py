@@ -25,8 +25,9 @@ def metrics(device: int | None = None) -> dict[str, float]:
 
     Since the process began:
 
-    - ``mallocs``, ``frees``, and ``out_of_memory``, the requests that failed: counts;
-    - ``grown_bytes``: taken from the driver in all;
+    - ``mallocs``, ``frees``, and ``out_of_memory``, the requests that failed: counts, the first two
+      since PyTorch's accumulated figures were reset;
+    - ``grown_bytes``: taken from the driver in all, likewise;
     - ``held_back``, ``held_back_seconds``: how often and how long the host was held back.
 
     On PyTorch's own allocator the figures are its own; nothing is pending or held back there.

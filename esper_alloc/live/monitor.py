@@ -102,8 +102,9 @@ def _serve(listener: socket.socket, about: dict[str, Any]) -> None:
         except OSError:  # it was closed, or the process has no descriptor left
             time.sleep(1)
             continue
-        # A watcher may ask for anything and go away at any moment.
-        with connection, contextlib.suppress(OSError):
+        # A watcher may ask for anything and go away at any moment, and the program may have changed
+        # what it is asked about. The thread must live on.
+        with connection, contextlib.suppress(Exception):
             connection.settimeout(PATIENCE)
             _answer(connection, about)
 
@@ -114,11 +115,11 @@ def _answer(connection: socket.socket, about: dict[str, Any]) -> None:
         return
     since, site = map(int, request.groups())
     recorded = _core.black_box_stats()[0]
-    answer = {**about, "program": sys.argv[0] if sys.argv else "", "recorded": recorded}
+    answer = {**about, "program": str(sys.argv[0]) if sys.argv else "", "recorded": recorded}
     answer["off"] = os.environ.get("ESPER_ALLOC_BLACK_BOX") == "off"
     try:
         answer["devices"] = {device: figures_of(device) for device in used_devices()}
-    except RuntimeError as error:  # of CUDA
+    except Exception as error:  # of CUDA, or of PyTorch's figures
         answer["devices"], answer["error"] = {}, str(error)
     answer["seconds"] = time.monotonic()
     connection.sendall(json.dumps(answer).encode() + b"\n", socket.MSG_NOSIGNAL)

@@ -15,7 +15,7 @@ import pytest
 
 from esper_alloc.cli.main import main
 from esper_alloc.live import sockets
-from esper_alloc.live.attached import AnswerError, Attached, EndedError
+from esper_alloc.live.attached import AnswerError, Attached, EndedError, watchable
 
 PID = 4194000
 ANSWER = {
@@ -183,6 +183,19 @@ def test_a_process_that_says_nothing_is_given_up(
     with pytest.raises(EndedError):
         Attached(PID).read()
     assert not os.listdir(folder)
+
+
+def test_a_folder_that_somebody_else_made_hides_no_program(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(answer() + HEADER + LANE + END)
+    place, bad = sockets.folders()[0], tmp_path / "bad"
+    bad.mkdir(mode=0o755)
+    monkeypatch.setattr("esper_alloc.live.attached.folders", lambda: [place, str(bad)])
+    assert watchable() == [PID]
+    monkeypatch.setattr("esper_alloc.live.attached.folders", lambda: [str(bad)])
+    with pytest.raises(AnswerError, match="remove it"):
+        watchable()
 
 
 def test_other_users_are_not_trusted(

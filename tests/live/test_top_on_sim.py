@@ -341,7 +341,8 @@ def test_several_programs_are_listed(start: Start, place: Path) -> None:
     nothing = top("--once")
     assert nothing.returncode == 1
     assert "no program of yours can be watched: start it with `run --monitor`" in nothing.stderr
-    programs = [start("sys.argv[0] = '\\x1b[2Jtrain.py'; kept = large()"), start()]
+    strange = "import pathlib; sys.argv[0] = pathlib.Path('\\x1b[2Jtrain.py'); kept = large()"
+    programs = [start(strange), start()]
     done = top()
     assert done.returncode == 2 and "name one, as in `top PID`" in done.stderr
     listed = {int(line.split()[0]): line for line in done.stdout.splitlines()}
