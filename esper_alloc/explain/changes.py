@@ -45,10 +45,9 @@ def try_all(job: Job) -> list[Tried]:
 
 def _growing(job: Job) -> Iterator[Tried]:
     lines = causes.growing_lines(job)
-    for chosen in [lines, *([one] for one in lines if len(lines) > 1)][:4]:
-        if chosen:
-            change = Change(one_at_a_time=tuple(chosen))
-            yield Tried("free_each", {"lines": chosen}, attempt(job, change))
+    chosen = [tuple(causes.leaking_lines(job)), tuple(lines), *((one,) for one in lines)]
+    for some in list(dict.fromkeys(one for one in chosen if one))[:5]:
+        yield Tried("free_each", {"lines": list(some)}, attempt(job, Change(one_at_a_time=some)))
 
 
 def _pending(job: Job) -> Iterator[Tried]:

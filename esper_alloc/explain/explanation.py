@@ -17,9 +17,10 @@ from .trial import Change, Outcome, attempt
 
 #: Kinds of changes against each cause.
 _AGAINST = {
-    "leak": ("free_each",), "pending": ("uses_end", "allowance"), "fragmentation": ("segments",),
-    "pool": ("release_pool",), "fraction": ("fraction",), "others": ("others",),
-    "lengths": ("batch",), "large": ("batch",), "activations": ("checkpoint",),
+    "leak": ("free_each",), "growth": ("free_each",), "pending": ("uses_end", "allowance"),
+    "fragmentation": ("segments",), "pool": ("release_pool",), "fraction": ("fraction",),
+    "others": ("others",), "lengths": ("batch",), "large": ("batch",),
+    "activations": ("checkpoint",),
 }  # fmt: skip
 #: From these shares on: of the device, what others hold; of the capacity, one request; of what is
 #: live, what forward keeps; of the request, free memory in pieces.
@@ -77,14 +78,19 @@ def explain(job: Job) -> Explanation:
 
 def _rank(job: Job, tried: list[Tried]) -> list[str]:
     """What grows without end comes first, since with more memory it fails later; then what holds
-    memory that nobody uses; then who else has it; then what the job needs itself."""
+    memory that nobody uses; then who else has it; then what the job needs itself; then what is in
+    doubt."""
     helps = {one.kind for one in tried if one.outcome.passes}
     live, size = int(job.sizes[job.live].sum()), job.request.size
     free, largest = causes.free_of_pool(job)
+    leaking = set(causes.leaking_lines(job))
+    freed_each = [
+        set(one.what["lines"]) for one in tried if one.outcome.passes and one.kind == "free_each"
+    ]
     kept = int(job.sizes[causes.kept_for_backward(job)].sum())
     taken = job.room.taken or 0
     fits = {
-        "leak": "free_each" in helps,
+        "leak": any(one <= leaking for one in freed_each),
         "pending": "uses_end" in helps,
         "fragmentation": free >= size and free - largest >= _PIECES * size,
         "pool": "release_pool" in helps,
@@ -94,6 +100,7 @@ def _rank(job: Job, tried: list[Tried]) -> list[str]:
         "large": size >= _LARGE * job.room.capacity,
         "activations": "checkpoint" in helps and kept >= _KEPT * live,
         "need": True,
+        "growth": any(one - leaking for one in freed_each),
     }
     return [kind for kind, does in fits.items() if does]
 

@@ -38,12 +38,16 @@ def _users(job: Job) -> str:
 def cause_in_words(found: Explanation, kind: str) -> str:
     job, room = found.job, found.job.room
     free, largest = causes.free_of_pool(job)
-    if kind == "leak":
-        lines = causes.growing_lines(job)
+    if kind in ("leak", "growth"):
+        lines = causes.leaking_lines(job)
+        if kind == "growth":
+            lines = [one for one in causes.growing_lines(job) if one not in lines]
         held = job.held_by_line()
-        return "memory grows step after step, as in a list or cache that is never emptied: " + (
-            "; ".join(f"{_line(job, one)} keeps {mib(int(held[one]))}" for one in lines)
-        )
+        return {
+            "leak": "memory grows step after step, as in a list or cache that is never emptied: ",
+            "growth": "memory grows, as in a list or cache that is never emptied, or weights that "
+            "are being loaded: ",
+        }[kind] + "; ".join(f"{_line(job, one)} keeps {mib(int(held[one]))}" for one in lines)
     kept = int(job.sizes[causes.kept_for_backward(job)].sum())
     return {
         "pending": f"memory that was freed was still in use on {_users(job)}, and other memory was "

@@ -58,6 +58,10 @@ class Program:
     def pass_by(self, mib: int, line: str = "/ada/train.py:5 (step)") -> None:
         self.heap.free(self.make(mib, line))
 
+    def step(self) -> None:
+        for _ in range(4):
+            self.pass_by(100)
+
     def fail(self, mib: int, *stack: str, total: int = GIB, **told: int) -> Explanation:
         """The request fails on a device of so many bytes, of which others have what is neither
         reserved nor told to be free."""
@@ -96,7 +100,7 @@ def program(tmp_path: Path) -> Program:
 def leaking(program: Program, *line: str, steps: int = 8, backward: bool = False) -> Explanation:
     program.weights()
     for _ in range(steps):
-        program.pass_by(100)
+        program.step()
         if backward:
             program.pass_by(10, "autograd (AddmmBackward0)")
         program.make(90, *line)
@@ -115,7 +119,7 @@ def test_a_list_that_grows(program: Program) -> None:
 def test_what_grows_does_not_grow_with_the_batch(program: Program) -> None:
     program.weights()
     for _ in range(8):
-        program.pass_by(100)
+        program.step()
         program.make(90, "/ada/train.py:7 (log)")
     found = program.fail(120, "/ada/train.py:7 (log)")
     [batch] = [one for one in found.helps if one.kind == "batch"]
@@ -151,6 +155,36 @@ def test_what_one_step_collects_is_no_leak(program: Program) -> None:
     for _ in range(8):
         program.make(90, "/ada/train.py:7 (collect)")
     assert "leak" not in program.fail(400, "/ada/train.py:5 (step)").causes
+
+
+@pytest.mark.parametrize("request_mib, first", [(300, "need"), (500, "large")])
+def test_weights_that_are_loaded_are_no_leak(
+    program: Program, request_mib: int, first: str
+) -> None:
+    """Each is read in fp32, and cast."""
+    for _ in range(9):
+        buffer = program.make(180, "/ada/load.py:2 (read)")
+        program.make(90, "/ada/load.py:3 (read)")
+        program.heap.free(buffer)
+    found = program.fail(request_mib, "/ada/load.py:3 (read)")
+    assert found.causes == list(dict.fromkeys([first, "need", "growth"]))
+    assert "or weights that are being loaded: /ada/load.py:3 (read) keeps 810.0 MiB" in (
+        words.cause_in_words(found, "growth")
+    )
+
+
+def test_weights_are_no_leak(program: Program) -> None:
+    for _ in range(8):
+        program.step()
+        program.make(90, *WEIGHTS)
+    assert program.fail(400, "/ada/train.py:5 (step)").causes == ["need"]
+
+
+def test_a_leak_is_seen_by_the_optimizer_between(program: Program) -> None:
+    for _ in range(8):
+        program.pass_by(10, f"{TORCH}/optim/adam.py:190 (Adam.step)")
+        program.make(90, "/ada/train.py:7 (log)")
+    assert program.fail(400, "/ada/train.py:5 (step)").causes[0] == "leak"
 
 
 def test_what_was_loaded_at_first_is_no_leak(program: Program) -> None:
