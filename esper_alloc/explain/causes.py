@@ -101,9 +101,29 @@ def kept_by_pools(job: Job) -> dict[int, int]:
     return {number: size for number, size in found.items() if number and size >= GRANULE}
 
 
-def kept_for_backward(job: Job) -> Mask:
+def kept_by_forward(job: Job) -> Mask:
     """The slots that forward made and that are live."""
     return job.live & job.in_category("forward")
+
+
+def keeps_for_backward(job: Job) -> bool:
+    """Whether what forward keeps may be for backward: there is a backward pass, or the first
+    forward has not ended.
+
+    It has if some line outside of forward made memory, forward made some, and then both did again.
+    """
+    if job.in_category("backward")[:-1].any():
+        return True
+    born = _born(job)
+    forward = job.in_category("forward")
+    outside = ~forward & ~job.in_category("weights", "optimizer")
+    made = np.flatnonzero(job.operations["kind"] == ALLOC)
+    slots = job.slots[made]
+    at = np.sort(born[slots[forward[slots]]])
+    after = np.searchsorted(at, made)  # blocks of forward before each
+    mine = outside[slots] & (after < len(at))
+    pairs = np.unique(np.stack([job.line[slots[mine]], after[mine]]), axis=1)
+    return not job.lost_beginning and bool((np.bincount(pairs[0], minlength=1) < 2).all())
 
 
 def scales(job: Job) -> Mask:

@@ -103,14 +103,16 @@ def _least(run: Callable[[int], Outcome], first: int, last: int) -> tuple[int, O
 
 
 def _activations(job: Job) -> Iterator[Tried]:
-    kept = causes.kept_for_backward(job)
+    kept = causes.kept_by_forward(job)
+    for_backward = causes.keeps_for_backward(job)
     held = np.bincount(job.line[kept], job.sizes[kept], len(job.lines))
     lines = np.argsort(-held, kind="stable")[: min(MOST_LINES, np.count_nonzero(held))].tolist()
     # As few lines as possible: what a layer gives to the next stays.
     for count in range(1, len(lines) + 1):
         outcome = attempt(job, Change(one_at_a_time=tuple(lines[:count])))
         if outcome.passes or count == len(lines):
-            yield Tried("checkpoint", {"lines": lines[:count]}, outcome)
+            kind = "checkpoint" if for_backward else "free_each"
+            yield Tried(kind, {"lines": lines[:count]}, outcome)
             break
     scaled = causes.scales(job)
 

@@ -20,7 +20,7 @@ _AGAINST = {
     "leak": ("free_each",), "growth": ("free_each",), "pending": ("uses_end", "allowance"),
     "fragmentation": ("segments",), "pool": ("release_pool",), "fraction": ("fraction",),
     "others": ("others",), "lengths": ("batch",), "large": ("batch",),
-    "activations": ("checkpoint",),
+    "activations": ("checkpoint",), "returned": ("free_each",),
 }  # fmt: skip
 #: From these shares on: of the device, what others hold; of the capacity, one request; of what is
 #: live, what forward keeps; of the request, free memory in pieces.
@@ -84,10 +84,14 @@ def _rank(job: Job, tried: list[Tried]) -> list[str]:
     live, size = int(job.sizes[job.live].sum()), job.request.size
     free, largest = causes.free_of_pool(job)
     leaking = set(causes.leaking_lines(job))
+    growing = set(causes.growing_lines(job))
     freed_each = [
         set(one.what["lines"]) for one in tried if one.outcome.passes and one.kind == "free_each"
     ]
-    kept = int(job.sizes[causes.kept_for_backward(job)].sum())
+    kept = causes.kept_by_forward(job)
+    much = int(job.sizes[kept].sum()) >= _KEPT * live
+    for_backward = causes.keeps_for_backward(job)
+    returned = set(job.line[kept].tolist())
     taken = job.room.taken or 0
     fits = {
         "leak": any(one <= leaking for one in freed_each),
@@ -98,9 +102,10 @@ def _rank(job: Job, tried: list[Tried]) -> list[str]:
         "others": "others" in helps and taken >= _OTHERS * job.room.total,
         "lengths": causes.is_longest_so_far(job),
         "large": size >= _LARGE * job.room.capacity,
-        "activations": "checkpoint" in helps and kept >= _KEPT * live,
+        "activations": "checkpoint" in helps and much,
+        "returned": not for_backward and much and any(one <= returned for one in freed_each),
         "need": True,
-        "growth": any(one - leaking for one in freed_each),
+        "growth": any(one & growing - leaking for one in freed_each),
     }
     return [kind for kind, does in fits.items() if does]
 

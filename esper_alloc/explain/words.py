@@ -48,7 +48,7 @@ def cause_in_words(found: Explanation, kind: str) -> str:
             "growth": "memory grows, as in a list or cache that is never emptied, or weights that "
             "are being loaded: ",
         }[kind] + "; ".join(f"{_line(job, one)} keeps {mib(int(held[one]))}" for one in lines)
-    kept = int(job.sizes[causes.kept_for_backward(job)].sum())
+    kept = int(job.sizes[causes.kept_by_forward(job)].sum())
     return {
         "pending": f"memory that was freed was still in use on {_users(job)}, and other memory was "
         "reserved in its place",
@@ -63,6 +63,7 @@ def cause_in_words(found: Explanation, kind: str) -> str:
         "large": f"this request alone is large: {mib(job.request.size)} of the "
         f"{mib(room.capacity)} that this process can have",
         "activations": f"forward keeps {mib(kept)}, as for backward",
+        "returned": f"the program keeps what forward returned: {mib(kept)}",
         "need": "the program needs more than the device has for it"
         + (f": {_peak(found.enough.peak)} so far" if found.enough.passes else ""),
     }[kind]

@@ -144,9 +144,40 @@ def test_without_stacks_no_line_is_named(program: Program) -> None:
 
 def test_what_forward_keeps_is_no_leak_before_a_backward_pass(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
-    found = leaking(Program(tmp_path / "1"), *FORWARD)
+    program = Program(tmp_path / "1")
+    for _ in range(8):
+        program.heap.free(program.make(100, "/ada/model.py:8 (Net.forward)", NN))
+        program.make(90, *FORWARD)
+    found = program.fail(400, *FORWARD)
     assert found.causes[0] == "activations" and "leak" not in found.causes
     assert leaking(Program(tmp_path), *FORWARD, backward=True).causes[0] == "leak"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_forward_returned_is_kept_where_nothing_runs_backward(
+    program: Program, lost: bool
+) -> None:
+    for step in range(8):
+        data = program.make(10, "/ada/eval.py:5 (predict)")
+        hidden = program.make(90, *FORWARD)
+        program.make(90, *FORWARD)
+        program.heap.free(hidden)
+        program.heap.free(data)
+        if lost and step == 6:
+            program.w.now += 1000
+            program.w.complete = program.w.now
+    found = program.fail(400, *FORWARD)
+    assert found.causes[0] == "returned" and "checkpoint" not in {one.kind for one in found.tried}
+    said = words.cause_in_words(found, "returned")
+    assert said == "the program keeps what forward returned: 720.0 MiB"
+    assert kinds(found)[0] == "free_each" and peak(found, "free_each") < 700
+
+
+def test_input_from_several_lines_is_of_one_forward(program: Program) -> None:
+    for number in range(4):
+        program.make(50, f"/ada/train.py:{number} (step)")
+        program.make(150, *FORWARD)
+    assert program.fail(300, *FORWARD).causes[0] == "activations"
 
 
 def test_what_one_step_collects_is_no_leak(program: Program) -> None:
