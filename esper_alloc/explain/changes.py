@@ -38,7 +38,7 @@ KINDS = (
 def try_all(job: Job) -> list[Tried]:
     """Every change that could matter, whether it helps or not. Raises ReplayError."""
     found = []
-    for part in (_growing, _pending, _policies, _pools, _room, _activations, _lines, _cache):
+    for part in (_growing, _pending, try_policies, _pools, _room, _activations, _lines, _cache):
         found += list(part(job))
     return sorted(found, key=lambda one: KINDS.index(one.kind))
 
@@ -57,7 +57,8 @@ def _pending(job: Job) -> Iterator[Tried]:
         yield Tried("allowance", {"bytes": ALLOWANCE}, attempt(job, change))
 
 
-def _policies(job: Job) -> Iterator[Tried]:
+def try_policies(job: Job) -> Iterator[Tried]:
+    """Other segments, or instead of another allocator. Raises ReplayError."""
     for kind in ("mapped", "classic"):
         if kind != job.kind or not job.by_us:
             yield Tried("segments", {"segments": kind}, attempt(job, Change(kind=kind)))

@@ -11,7 +11,7 @@ import numpy as np
 from ..replay.history import rebuild
 from ..replay.replay import MOST_RESERVED, load
 from . import causes
-from .changes import Tried, try_all
+from .changes import Tried, try_all, try_policies
 from .job import Job, failures, job_of
 from .trial import Change, Outcome, attempt
 
@@ -29,9 +29,9 @@ _OTHERS, _LARGE, _KEPT, _PIECES = 0.05, 0.4, 0.3, 0.1
 
 @dataclass(frozen=True)
 class Explanation:
-    """causes: kinds, the likeliest first. as_it_was: the outcome without a change. enough: with all
-    the memory that it needs. tried: changes; where the replay serves the request as it was, only
-    another allocator."""
+    """causes: kinds, the likeliest first; none but a leak where the replay serves the request as it
+    was. as_it_was: the outcome without a change. enough: with all the memory that it needs. tried:
+    changes; where the replay serves the request as it was, only another allocator."""
 
     job: Job
     causes: list[str]
@@ -67,9 +67,12 @@ def explain_file(
 def explain(job: Job) -> Explanation:
     """Raises ReplayError."""
     as_it_was = attempt(job, Change())
-    tried = try_all(job)
     if as_it_was.passes:  # then every change would seem to help
-        tried = [one for one in tried if one.kind == "segments" and not job.by_us]
+        tried = [] if job.by_us else list(try_policies(job))
+        return Explanation(
+            job, ["leak"] if causes.leaking_lines(job) else [], as_it_was, as_it_was, tried
+        )
+    tried = try_all(job)
     enough = Outcome(False)
     if job.reserved + job.request.size <= MOST_RESERVED:
         enough = attempt(job, Change(unlimited=True))

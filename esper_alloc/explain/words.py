@@ -113,15 +113,20 @@ def _device(job: Job) -> Iterator[tuple[str, int, str]]:
 
 
 def in_words(found: Explanation, everything: bool = False) -> str:
-    """Paragraphs; the first line is the request, the second its first cause."""
+    """Paragraphs; the first line is the request, the second its first cause, or that the replay
+    shows none."""
     job, request = found.job, found.job.request
     out = [
         f"{job.path}, device {job.device}: {mib(request.size)} were asked for on "
         f"{_stream(request.stream)} at {_line(job, request.line)}",
-        f"Cause: {cause_in_words(found, found.causes[0])}",
     ]
-    rest = [one for one in found.causes[1:] if one != "need"]
-    out += [f"Also: {cause_in_words(found, one)}" for one in rest]
+    if found.as_it_was.passes:
+        out.append(
+            "Replayed as it was, the request is served: the recording does not show its cause."
+        )
+    told = [one for number, one in enumerate(found.causes) if number == 0 or one != "need"]
+    heads = ["Also" if number or found.as_it_was.passes else "Cause" for number in range(len(told))]
+    out += [f"{head}: {cause_in_words(found, one)}" for head, one in zip(heads, told)]
     if job.lost_beginning:
         out.append("The recording's beginning is missing: it starts from what was live then.")
     out += ["", "Memory then:"]
@@ -136,8 +141,7 @@ def in_words(found: Explanation, everything: bool = False) -> str:
 def _changes(found: Explanation, everything: bool) -> Iterator[str]:
     job = found.job
     if found.as_it_was.passes and job.by_us:
-        yield "Replayed as it was, the request is served. So the recording does not show what stood"
-        yield "in its way, and no change can be tried."
+        yield "No change can be tried."
         return
     if found.as_it_was.early:
         yield "The replay fails earlier than the program: the device had more memory before."

@@ -481,8 +481,20 @@ def test_where_the_replay_serves_it_no_change_is_praised(program: Program) -> No
     program.pass_by(100)
     program.heap.live.clear()
     found = program.fail(50, "/ada/a.py:3 (ask)")
-    assert found.as_it_was.passes and not found.tried
-    assert "the request is served" in words.in_words(found)
+    assert found.as_it_was.passes and not found.tried and not found.causes
+    assert "the request is served" in words.in_words(found).splitlines()[1]
+    assert words.as_json(found)["causes"] == []
+
+
+def test_where_the_replay_serves_it_a_leak_is_told(program: Program) -> None:
+    for _ in range(8):
+        program.step()
+        program.make(90, "/ada/train.py:7 (log)")
+    program.make(200, "/ada/a.py:1 (gone)")
+    program.heap.live.clear()
+    found = program.fail(100, "/ada/a.py:3 (ask)")
+    assert found.as_it_was.passes and found.causes == ["leak"]
+    assert "Also: memory grows step after step" in words.in_words(found)
 
 
 # ---- files -----------------------------------------------------------------
