@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..replay.reader import DEFAULT_POOL
+from ..replay.reader import DEFAULT_POOL, PoolId
 from ..view.places import NO_STACK
 from .job import ALLOC, FREE, FREE_PENDING, GRANULE, Ints, Job, Mask
 
@@ -95,10 +95,10 @@ def free_of_pool(job: Job) -> tuple[int, int]:
     return sum(gaps) + room, max([*gaps, room])
 
 
-def kept_by_pools(job: Job) -> dict[int, int]:
-    """Free bytes of the other pools, by index."""
-    found = {number: sum(job.gaps.get(one, [])) for number, one in enumerate(job.pools)}
-    return {number: size for number, size in found.items() if number and size >= GRANULE}
+def kept_by_pools(job: Job) -> dict[PoolId, int]:
+    """Free bytes of the other pools, whether the history knows them or not."""
+    found = {pool: sum(gaps) for pool, gaps in job.gaps.items() if pool != DEFAULT_POOL}
+    return {pool: size for pool, size in sorted(found.items()) if size >= GRANULE}
 
 
 def kept_by_forward(job: Job) -> Mask:

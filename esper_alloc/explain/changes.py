@@ -65,10 +65,8 @@ def try_policies(job: Job) -> Iterator[Tried]:
 
 
 def _pools(job: Job) -> Iterator[Tried]:
-    for number in sorted(causes.kept_by_pools(job)):
-        yield Tried(
-            "release_pool", {"pool": job.pools[number]}, attempt(job, Change(released=number))
-        )
+    for pool in causes.kept_by_pools(job):
+        yield Tried("release_pool", {"pool": pool}, attempt(job, Change(released=pool)))
 
 
 def _room(job: Job) -> Iterator[Tried]:

@@ -112,6 +112,11 @@ class Job:
     def reserved(self) -> int:
         return sum(one.end - one.start for one in self.ranges)
 
+    def reserved_by_unknown_pools(self, but: PoolId | None = None) -> int:
+        """Bytes of the pools, but for one, of which the history has no block."""
+        known = {None, DEFAULT_POOL, but, *self.pools}
+        return sum(one.end - one.start for one in self.ranges if one.pool not in known)
+
     @property
     def segments(self) -> Literal["classic", "mapped", "auto"]:
         """With which the replay does as the program did: created pools may be classic."""

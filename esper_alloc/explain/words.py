@@ -106,8 +106,8 @@ def _device(job: Job) -> Iterator[tuple[str, int, str]]:
     gaps = job.gaps.get(DEFAULT_POOL, [])
     yield "free in segments", sum(gaps), f"largest piece {mib(max(gaps, default=0))}"
     yield "not reserved", max(room.capacity - job.reserved, 0), ""
-    for number, size in causes.kept_by_pools(job).items():
-        yield f"free in pool {job.pools[number]}", size, ""
+    for pool, size in causes.kept_by_pools(job).items():
+        yield f"free in pool {pool}", size, ""
     if room.taken:
         yield "other processes and libraries", room.taken, ""
 

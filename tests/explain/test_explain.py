@@ -302,6 +302,18 @@ def test_a_pool_that_is_kept(program: Program) -> None:
     assert peak(found, "release_pool") == 800
 
 
+@pytest.mark.parametrize("limit", [GIB, 900 * MIB])
+def test_a_pool_without_an_event_in_the_recording_is_taken(program: Program, limit: int) -> None:
+    program.w.event(SEGMENT_MAP, BASE << 1, 500 * MIB, program.w.lane(pool=POOL))
+    program.w.segments.append((BASE << 1, 500 * MIB, 0, 3, 0, *POOL))
+    program.weights()
+    found = program.fail(600, "/ada/a.py:3 (ask)", device_free=GIB - 700 * MIB, limit=limit)
+    assert found.causes[0] == "pool" and not found.as_it_was.passes
+    assert kinds(found)[0] == "release_pool" and peak(found, "release_pool") == 800
+    assert found.enough.peak == 1300 * MIB
+    assert "500.0 MiB  free in pool (3, 4)" in words.in_words(found)
+
+
 def test_what_a_pool_uses_is_not_kept(program: Program) -> None:
     w = program.w
     w.event(SEGMENT_MAP, BASE << 1, 500 * MIB, w.lane(pool=POOL))
