@@ -90,9 +90,13 @@ def is_longest_so_far(job: Job) -> bool:
 
 def free_of_pool(job: Job) -> tuple[int, int]:
     """Free bytes that the request could have if they were in one piece, and the largest piece."""
-    gaps = job.gaps.get(DEFAULT_POOL, [])
     room = max(job.room.capacity - job.reserved, 0) // GRANULE * GRANULE
-    return sum(gaps) + room, max([*gaps, room])
+    return sum(job.own_gaps) + room, max([*job.own_gaps, room])
+
+
+def free_of_other_streams(job: Job) -> int:
+    """Free bytes in the default pool's segments of other streams."""
+    return sum(job.gaps.get(DEFAULT_POOL, [])) - sum(job.own_gaps)
 
 
 def kept_by_pools(job: Job) -> dict[PoolId, int]:

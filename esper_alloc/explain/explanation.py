@@ -20,11 +20,11 @@ _AGAINST = {
     "leak": ("free_each",), "growth": ("free_each",), "pending": ("uses_end", "allowance"),
     "fragmentation": ("segments",), "pool": ("release_pool",), "fraction": ("fraction",),
     "others": ("others",), "lengths": ("batch",), "large": ("batch",),
-    "activations": ("checkpoint",), "returned": ("free_each",),
+    "streams": ("segments",), "activations": ("checkpoint",), "returned": ("free_each",),
 }  # fmt: skip
 #: From these shares on: of the device, what others hold; of the capacity, one request; of what is
-#: live, what forward keeps; of the request, free memory in pieces.
-_OTHERS, _LARGE, _KEPT, _PIECES = 0.05, 0.4, 0.3, 0.1
+#: live, what forward keeps; of the request, free memory in pieces; of the capacity, gaps.
+_OTHERS, _LARGE, _KEPT, _PIECES, _GAPS = 0.05, 0.4, 0.3, 0.1, 0.05
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def _rank(job: Job, tried: list[Tried]) -> list[str]:
     helps = {one.kind for one in tried if one.outcome.passes}
     live, size = int(job.sizes[job.live].sum()), job.request.size
     free, largest = causes.free_of_pool(job)
+    elsewhere = causes.free_of_other_streams(job)
     leaking = set(causes.leaking_lines(job))
     growing = set(causes.growing_lines(job))
     freed_each = [
@@ -99,7 +100,15 @@ def _rank(job: Job, tried: list[Tried]) -> list[str]:
     fits = {
         "leak": any(one <= leaking for one in freed_each),
         "pending": "uses_end" in helps,
-        "fragmentation": free >= size and free - largest >= _PIECES * size,
+        "fragmentation": (
+            free >= size > largest
+            and free - largest >= _PIECES * size
+            and ("segments" in helps or sum(job.own_gaps) >= _GAPS * job.room.capacity)
+        ),
+        "streams": (
+            free < size <= free + elsewhere
+            and ("segments" in helps or elsewhere >= _GAPS * job.room.capacity)
+        ),
         "pool": "release_pool" in helps,
         "fraction": "fraction" in helps,
         "others": "others" in helps and taken >= _OTHERS * job.room.total,

@@ -54,6 +54,7 @@ def cause_in_words(found: Explanation, kind: str) -> str:
         "reserved in its place",
         "fragmentation": f"fragmentation: {mib(free)} are free, but in pieces of at most "
         f"{mib(largest)}",
+        "streams": f"{mib(causes.free_of_other_streams(job))} are free, but of other streams",
         "pool": f"other pools keep {mib(sum(causes.kept_by_pools(job).values()))} that are free",
         "fraction": f"the memory fraction: this process may reserve {mib(room.limit or 0)} of "
         f"{mib(room.total)}",
@@ -105,6 +106,9 @@ def _device(job: Job) -> Iterator[tuple[str, int, str]]:
         yield "freed, in use on other streams", pending, _users(job)
     gaps = job.gaps.get(DEFAULT_POOL, [])
     yield "free in segments", sum(gaps), f"largest piece {mib(max(gaps, default=0))}"
+    elsewhere = causes.free_of_other_streams(job)
+    if elsewhere:
+        yield "of these, of other streams", elsewhere, ""
     yield "not reserved", max(room.capacity - job.reserved, 0), ""
     for pool, size in causes.kept_by_pools(job).items():
         yield f"free in pool {pool}", size, ""

@@ -255,6 +255,36 @@ def test_crumbs_are_no_fragmentation(program: Program) -> None:
     assert "fragmentation" not in program.fail(410, "/ada/a.py:2 (ask)", total=624 * MIB).causes
 
 
+def test_few_gaps_that_other_segments_cannot_use_are_no_fragmentation(program: Program) -> None:
+    for _ in range(3):
+        program.make(300, "/ada/a.py:1 (keep)")
+        program.make(10, "/ada/a.py:2 (gap)")
+    gaps = [block for block, size in program.heap.live.items() if size == 10 * MIB]
+    for block in gaps[:2]:
+        program.heap.free(block)
+    found = program.fail(26, "/ada/a.py:3 (ask)", device_free=16 * MIB)
+    assert found.job.own_gaps == [10 * MIB] * 2
+    assert "fragmentation" not in found.causes
+
+
+def test_free_memory_of_other_streams_is_no_fragmentation(program: Program) -> None:
+    w = program.w
+    side = w.lane(stream=0x5A0)
+    for number, lane in enumerate([side] * 20 + [program.heap.lane] * 20):
+        start = BASE + number * 20 * MIB
+        w.event(SEGMENT_ALLOC, start, 20 * MIB, lane)
+        for part in range(4):
+            w.event(ALLOC, start + part * 5 * MIB, 5 * MIB, lane, w.site("/ada/a.py:1 (keep)"))
+        w.segments.append((start, 20 * MIB, 0, 2, w.lanes[lane][1], 0, 0))
+    for number in range(20):
+        for part in range(1, 4):
+            w.event(FREE, BASE + number * 20 * MIB + part * 5 * MIB)
+    found = program.fail(150, "/ada/a.py:2 (ask)", total=820 * MIB, device_free=20 * MIB)
+    assert found.causes[0] == "streams"
+    assert words.cause_in_words(found, "streams") == "300.0 MiB are free, but of other streams"
+    assert "300.0 MiB  of these, of other streams" in words.in_words(found)
+
+
 def waiting(program: Program, over: bool) -> Explanation:
     """Freed memory, in use on another stream, for which other memory stands in."""
     w, side = program.w, program.w.lane(stream=0x5A0)
