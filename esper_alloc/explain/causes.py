@@ -81,11 +81,22 @@ def _freed_between(job: Job, line: int, at: Ints) -> tuple[Ints, Ints]:
 
 
 def is_longest_so_far(job: Job) -> bool:
-    """Whether the request's line has asked for various sizes, of which this is the largest."""
-    before = job.sizes[:-1][
-        (job.line == job.request.line)[:-1] & (job.born < job.request.entry)[:-1]
-    ]
-    return len(np.unique(before)) >= 4 and job.request.size >= int(before.max())
+    """Whether the request's line has asked for various sizes, of which this is the largest, and
+    which came and went. Weights and the optimizer's state do not."""
+    mine = ((job.line == job.request.line) & (job.born < job.request.entry))[:-1]
+    before = job.sizes[:-1][mine]
+    went = np.count_nonzero(job.freed[:-1][mine] < job.request.entry)
+    return (
+        not asks_for_weights(job)
+        and len(np.unique(before)) >= 4
+        and job.request.size >= int(before.max())
+        and went > len(before) / 2
+    )
+
+
+def asks_for_weights(job: Job) -> bool:
+    """Whether the request is for weights or the optimizer's state."""
+    return bool(job.in_category("weights", "optimizer")[-1])
 
 
 def free_of_pool(job: Job) -> tuple[int, int]:

@@ -112,7 +112,7 @@ def _rank(job: Job, tried: list[Tried]) -> list[str]:
         "pool": "release_pool" in helps,
         "fraction": "fraction" in helps,
         "others": "others" in helps and taken >= _OTHERS * job.room.total,
-        "lengths": causes.is_longest_so_far(job),
+        "lengths": "batch" in helps and causes.is_longest_so_far(job),
         "large": size >= _LARGE * job.room.capacity,
         "activations": "checkpoint" in helps and much,
         "returned": not for_backward and much and any(one <= returned for one in freed_each),

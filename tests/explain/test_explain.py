@@ -400,6 +400,29 @@ def test_sizes_that_grow(program: Program) -> None:
     assert found.causes[:2] == ["lengths", "large"] and kinds(found)[0] == "batch"
 
 
+def test_a_model_that_is_too_large_is_no_growth_of_sizes(program: Program) -> None:
+    program.make(200, *FORWARD)
+    for size in (50, 60, 70, 80):
+        program.make(size, "/ada/load.py:3 (load)")
+    found = program.fail(600, "/ada/load.py:3 (load)")
+    assert found.causes == ["large", "need"] and "batch" in kinds(found)
+
+
+def test_weights_of_many_sizes_are_no_growth_of_sizes(program: Program) -> None:
+    program.make(600, *FORWARD)
+    for size in (50, 60, 70, 80):
+        program.heap.free(program.make(size, *WEIGHTS))
+    assert "lengths" not in program.fail(450, *WEIGHTS).causes
+
+
+def test_sizes_that_no_batch_makes_small_enough_do_not_grow(program: Program) -> None:
+    for length in range(1, 6):
+        program.pass_by(length, "/ada/a.py:3 (ask)")
+    program.weights(1000)
+    program.make(24, "/ada/a.py:1 (keep)")
+    assert program.fail(300, "/ada/a.py:3 (ask)").causes == ["need"]
+
+
 def test_changes_against_the_first_cause_come_first(program: Program) -> None:
     program.weights()
     program.make(100, *FORWARD)
