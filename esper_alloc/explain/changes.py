@@ -113,6 +113,9 @@ def _activations(job: Job) -> Iterator[Tried]:
             kind = "checkpoint" if for_backward else "free_each"
             yield Tried(kind, {"lines": lines[:count]}, outcome)
             break
+    growing = set(causes.growing_lines(job)) - set(causes.leaking_lines(job))
+    if causes.asks_for_weights(job) or job.request.line in growing:
+        return
     scaled = causes.scales(job)
 
     def with_less(less: int) -> Outcome:
@@ -124,12 +127,14 @@ def _activations(job: Job) -> Iterator[Tried]:
 
 
 def _lines(job: Job) -> Iterator[Tried]:
+    """Neither the request's own line nor one that holds all: without it no program is left."""
     held = job.held_by_line()
+    all_live = int(held.sum())
     for line in np.argsort(-held, kind="stable")[:MOST_LINES].tolist():
-        if held[line] and job.lines[line] != NO_STACK:
-            mine = job.line == line
-            mine[-1] = False
-            yield Tried("absent", {"lines": [line]}, attempt(job, Change(absent=mine)))
+        own = line == job.request.line
+        if 0 < held[line] < all_live and not own and job.lines[line] != NO_STACK:
+            absent = Change(absent=job.line == line)
+            yield Tried("absent", {"lines": [line]}, attempt(job, absent))
 
 
 def _cache(job: Job) -> Iterator[Tried]:

@@ -91,6 +91,8 @@ _CHANGES = {
 def change_in_words(job: Job, one: Tried) -> str:
     lines = ", ".join(_line(job, line) for line in one.what.get("lines", ()))
     size, share = mib(one.what.get("bytes", 0)), one.what.get("percent", 0) / 100
+    if one.kind == "batch" and not one.what["bytes"]:
+        return f"if this request were {mib(int(job.request.size * share))} at most"
     return _CHANGES[one.kind].format_map(
         {**one.what, "lines": lines, "size": size, "fraction": share}
     )

@@ -490,9 +490,22 @@ def test_checkpointing_counts_with_the_steps_before(program: Program) -> None:
     assert peak(program.fail(300, "/ada/a.py:3 (ask)"), "checkpoint") == 400
 
 
-def test_without_its_line_the_request_remains(program: Program) -> None:
+@pytest.mark.parametrize("asks", ["/ada/a.py:1 (most)", "/ada/a.py:2 (ask)"])
+def test_neither_the_requests_line_nor_all_that_is_live_is_left_out(
+    program: Program, asks: str
+) -> None:
     program.make(500, "/ada/a.py:1 (most)")
-    assert peak(program.fail(800, "/ada/a.py:1 (most)"), "absent") == 800
+    assert "absent" not in {one.kind for one in program.fail(800, asks).tried}
+
+
+@pytest.mark.parametrize("loading", [False, True])
+def test_weights_are_of_no_batch(program: Program, loading: bool) -> None:
+    program.make(100, *FORWARD)
+    line = ("/ada/load.py:3 (read)",) if loading else WEIGHTS
+    for _ in range(8):
+        program.pass_by(100, "/ada/load.py:2 (read)")
+        program.make(90, *line)
+    assert "batch" not in {one.kind for one in program.fail(300, *line).tried}
 
 
 def test_lines_are_left_out_the_largest_first(program: Program) -> None:
@@ -505,7 +518,8 @@ def test_lines_are_left_out_the_largest_first(program: Program) -> None:
         ("(most)", 800 * MIB), ("(less)", 1000 * MIB), ("least)", 0),
     ]  # fmt: skip
     [batch] = [one for one in found.helps if one.kind == "batch"]
-    assert batch.what == {"percent": 31, "bytes": 0}  # the request alone: 124 of 400 MiB
+    assert batch.what == {"percent": 31, "bytes": 0}  # the request alone
+    assert words.change_in_words(found.job, batch) == "if this request were 124.0 MiB at most"
     text = words.in_words(found, everything=True)
     assert "a.py:3 (least)" in text.partition("do not help")[2]
     assert "do not help" not in words.in_words(found)
@@ -574,7 +588,8 @@ def test_the_last_of_several_failures_is_explained(program: Program) -> None:
 
 
 def test_what_happened_after_the_failure_does_not_count(program: Program) -> None:
-    program.weights(800)
+    program.weights(780)
+    program.make(20, "/ada/a.py:1 (keep)")
     w = program.w
     w.event(OOM, GIB - 800 * MIB, 300 * MIB)
     for block in list(program.heap.live):
@@ -584,7 +599,9 @@ def test_what_happened_after_the_failure_does_not_count(program: Program) -> Non
     w.segments.append(program.heap.segment())
     [found] = explain_file(w.write(program.path))
     assert not found.as_it_was.passes and found.job.reserved == 800 * MIB
-    assert [line for line, _, _ in largest_lines(found.job)] == [found.job.lines.index(WEIGHTS[1])]
+    assert [found.job.lines[line] for line, _, _ in largest_lines(found.job)] == [
+        WEIGHTS[1], "/ada/a.py:1 (keep)",
+    ]  # fmt: skip
     assert [
         found.job.lines[one.what["lines"][0]] for one in found.helps if one.kind == "absent"
     ] == [WEIGHTS[1]]
