@@ -25,6 +25,9 @@ _AGAINST = {
 #: From these shares on: of the device, what others hold; of the capacity, one request; of what is
 #: live, what forward keeps; of the request, free memory in pieces; of the capacity, gaps.
 _OTHERS, _LARGE, _KEPT, _PIECES, _GAPS = 0.05, 0.4, 0.3, 0.1, 0.05
+#: CUDA itself takes hundreds of MiB. From these bytes or this share of the device on, what others
+#: hold is more than that.
+_MUCH, _MUCH_OF_ALL = 1 << 30, 0.15
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ def _rank(job: Job, tried: list[Tried]) -> list[str]:
     much = int(job.sizes[kept].sum()) >= _KEPT * live
     for_backward = causes.keeps_for_backward(job)
     returned = set(job.line[kept].tolist())
-    taken = job.room.taken or 0
+    taken, total = job.room.taken or 0, job.room.total
+    much_taken = taken > _MUCH or taken >= _MUCH_OF_ALL * total
     fits = {
         "leak": any(one <= leaking for one in freed_each),
         "pending": "uses_end" in helps,
@@ -111,7 +115,7 @@ def _rank(job: Job, tried: list[Tried]) -> list[str]:
         ),
         "pool": "release_pool" in helps,
         "fraction": "fraction" in helps,
-        "others": "others" in helps and taken >= _OTHERS * job.room.total,
+        "others": "others" in helps and taken >= _OTHERS * total,
         "lengths": "batch" in helps and causes.is_longest_so_far(job),
         "large": size >= _LARGE * job.room.capacity,
         "activations": "checkpoint" in helps and much,
@@ -119,7 +123,8 @@ def _rank(job: Job, tried: list[Tried]) -> list[str]:
         "need": True,
         "growth": any(one & growing - leaking for one in freed_each),
     }
-    return [kind for kind, does in fits.items() if does]
+    found = [kind for kind, does in fits.items() if does]
+    return found if much_taken else sorted(found, key="others".__eq__)
 
 
 def largest_lines(job: Job, most: int = 5) -> list[tuple[int, int, int]]:

@@ -58,7 +58,8 @@ def cause_in_words(found: Explanation, kind: str) -> str:
         "pool": f"other pools keep {mib(sum(causes.kept_by_pools(job).values()))} that are free",
         "fraction": f"the memory fraction: this process may reserve {mib(room.limit or 0)} of "
         f"{mib(room.total)}",
-        "others": f"other processes and libraries hold {mib(room.taken or 0)} of {mib(room.total)}",
+        "others": f"other processes, libraries and CUDA itself hold {mib(room.taken or 0)} of "
+        f"{mib(room.total)}",
         "lengths": "sizes grow: this line has asked for various sizes, and "
         f"{mib(job.request.size)} is the largest",
         "large": f"this request alone is large: {mib(job.request.size)} of the "
@@ -79,7 +80,7 @@ _CHANGES = {
     "segments": 'esper_alloc with {segments} segments: enable(segments="{segments}")',
     "release_pool": "drop pool {pool} when its memory is free",
     "fraction": "a memory fraction of {fraction:.2f} at least",
-    "others": "other processes and libraries hold {size} less at least",
+    "others": "other processes, libraries and CUDA itself hold {size} less at least",
     "checkpoint": "activation checkpointing, so that of what {lines} makes one tensor at a time is "
     "kept",
     "batch": "a batch of {percent}% at most, which scales {size} and the request",
@@ -115,7 +116,7 @@ def _device(job: Job) -> Iterator[tuple[str, int, str]]:
     for pool, size in causes.kept_by_pools(job).items():
         yield f"free in pool {pool}", size, ""
     if room.taken:
-        yield "other processes and libraries", room.taken, ""
+        yield "other processes, libraries and CUDA itself", room.taken, ""
 
 
 def in_words(found: Explanation, everything: bool = False) -> str:

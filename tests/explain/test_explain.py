@@ -392,6 +392,15 @@ def test_little_that_others_hold_is_not_the_cause(program: Program) -> None:
     assert "others" not in found.causes and "others" in kinds(found)
 
 
+def test_what_cuda_itself_may_hold_is_not_named_first(program: Program) -> None:
+    program.weights(600)
+    found = program.fail(300, "/ada/a.py:3 (ask)", device_free=GIB - 730 * MIB)
+    assert found.job.room.taken == 130 * MIB and found.causes == ["need", "others"]
+    assert "Also: other processes, libraries and CUDA itself hold 130.0 MiB" in words.in_words(
+        found
+    )
+
+
 def test_sizes_that_grow(program: Program) -> None:
     program.weights()
     for length in range(1, 7):
