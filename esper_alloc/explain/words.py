@@ -67,7 +67,11 @@ def cause_in_words(found: Explanation, kind: str) -> str:
         "activations": f"forward keeps {mib(kept)}, as for backward",
         "returned": f"the program keeps what forward returned: {mib(kept)}",
         "need": "the program needs more than the device has for it"
-        + (f": {_peak(found.enough.peak)} so far" if found.enough.passes else ""),
+        + (
+            f": {mib(found.enough.peak)} of {mib(found.job.room.capacity)} so far"
+            if found.enough.passes
+            else ""
+        ),
     }[kind]
 
 

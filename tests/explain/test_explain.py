@@ -457,7 +457,10 @@ def test_sizes_that_were_larger_before_do_not_grow(program: Program) -> None:
 
 def test_a_request_that_is_small_is_not_large(program: Program) -> None:
     program.weights(800)
-    assert program.fail(300, "/ada/a.py:3 (ask)").causes == ["need"]
+    found = program.fail(226, "/ada/a.py:3 (ask)")
+    assert found.causes == ["need"]
+    said = "the program needs more than the device has for it: 1,026.0 MiB of 1,024.0 MiB so far"
+    assert words.cause_in_words(found, "need") == said
 
 
 # ---- changes ---------------------------------------------------------------
