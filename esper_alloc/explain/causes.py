@@ -90,7 +90,7 @@ def is_longest_so_far(job: Job) -> bool:
         not asks_for_weights(job)
         and len(np.unique(before)) >= 4
         and job.request.size >= int(before.max())
-        and went > len(before) / 2
+        and bool(went > len(before) / 2)
     )
 
 
