@@ -38,17 +38,16 @@ KINDS = (
 def try_all(job: Job) -> list[Tried]:
     """Every change that could matter, whether it helps or not. Raises ReplayError."""
     found = []
-    for part in (_growing, _pending, _policies, _pools, _room, _activations, _lines, _cache):
+    for part in (_growing, _pending, try_policies, _pools, _room, _activations, _lines, _cache):
         found += list(part(job))
     return sorted(found, key=lambda one: KINDS.index(one.kind))
 
 
 def _growing(job: Job) -> Iterator[Tried]:
     lines = causes.growing_lines(job)
-    for chosen in [lines, *([one] for one in lines if len(lines) > 1)][:4]:
-        if chosen:
-            change = Change(one_at_a_time=tuple(chosen))
-            yield Tried("free_each", {"lines": chosen}, attempt(job, change))
+    chosen = [tuple(causes.leaking_lines(job)), tuple(lines), *((one,) for one in lines)]
+    for some in list(dict.fromkeys(one for one in chosen if one))[:5]:
+        yield Tried("free_each", {"lines": list(some)}, attempt(job, Change(one_at_a_time=some)))
 
 
 def _pending(job: Job) -> Iterator[Tried]:
@@ -58,17 +57,16 @@ def _pending(job: Job) -> Iterator[Tried]:
         yield Tried("allowance", {"bytes": ALLOWANCE}, attempt(job, change))
 
 
-def _policies(job: Job) -> Iterator[Tried]:
+def try_policies(job: Job) -> Iterator[Tried]:
+    """Other segments, or instead of another allocator. Raises ReplayError."""
     for kind in ("mapped", "classic"):
         if kind != job.kind or not job.by_us:
             yield Tried("segments", {"segments": kind}, attempt(job, Change(kind=kind)))
 
 
 def _pools(job: Job) -> Iterator[Tried]:
-    for number in sorted(causes.kept_by_pools(job)):
-        yield Tried(
-            "release_pool", {"pool": job.pools[number]}, attempt(job, Change(released=number))
-        )
+    for pool in causes.kept_by_pools(job):
+        yield Tried("release_pool", {"pool": pool}, attempt(job, Change(released=pool)))
 
 
 def _room(job: Job) -> Iterator[Tried]:
@@ -104,15 +102,20 @@ def _least(run: Callable[[int], Outcome], first: int, last: int) -> tuple[int, O
 
 
 def _activations(job: Job) -> Iterator[Tried]:
-    kept = causes.kept_for_backward(job)
+    kept = causes.kept_by_forward(job)
+    for_backward = causes.keeps_for_backward(job)
     held = np.bincount(job.line[kept], job.sizes[kept], len(job.lines))
     lines = np.argsort(-held, kind="stable")[: min(MOST_LINES, np.count_nonzero(held))].tolist()
     # As few lines as possible: what a layer gives to the next stays.
     for count in range(1, len(lines) + 1):
         outcome = attempt(job, Change(one_at_a_time=tuple(lines[:count])))
         if outcome.passes or count == len(lines):
-            yield Tried("checkpoint", {"lines": lines[:count]}, outcome)
+            kind = "checkpoint" if for_backward else "free_each"
+            yield Tried(kind, {"lines": lines[:count]}, outcome)
             break
+    growing = set(causes.growing_lines(job)) - set(causes.leaking_lines(job))
+    if causes.asks_for_weights(job) or job.request.line in growing:
+        return
     scaled = causes.scales(job)
 
     def with_less(less: int) -> Outcome:
@@ -124,12 +127,14 @@ def _activations(job: Job) -> Iterator[Tried]:
 
 
 def _lines(job: Job) -> Iterator[Tried]:
+    """Neither the request's own line nor one that holds all: without it no program is left."""
     held = job.held_by_line()
+    all_live = int(held.sum())
     for line in np.argsort(-held, kind="stable")[:MOST_LINES].tolist():
-        if held[line] and job.lines[line] != NO_STACK:
-            mine = job.line == line
-            mine[-1] = False
-            yield Tried("absent", {"lines": [line]}, attempt(job, Change(absent=mine)))
+        own = line == job.request.line
+        if 0 < held[line] < all_live and not own and job.lines[line] != NO_STACK:
+            absent = Change(absent=job.line == line)
+            yield Tried("absent", {"lines": [line]}, attempt(job, absent))
 
 
 def _cache(job: Job) -> Iterator[Tried]:

@@ -11,26 +11,30 @@ import numpy as np
 from ..replay.history import rebuild
 from ..replay.replay import MOST_RESERVED, load
 from . import causes
-from .changes import Tried, try_all
+from .changes import Tried, try_all, try_policies
 from .job import Job, failures, job_of
 from .trial import Change, Outcome, attempt
 
 #: Kinds of changes against each cause.
 _AGAINST = {
-    "leak": ("free_each",), "pending": ("uses_end", "allowance"), "fragmentation": ("segments",),
-    "pool": ("release_pool",), "fraction": ("fraction",), "others": ("others",),
-    "lengths": ("batch",), "large": ("batch",), "activations": ("checkpoint",),
+    "leak": ("free_each",), "growth": ("free_each",), "pending": ("uses_end", "allowance"),
+    "fragmentation": ("segments",), "pool": ("release_pool",), "fraction": ("fraction",),
+    "others": ("others",), "lengths": ("batch",), "large": ("batch",),
+    "streams": ("segments",), "activations": ("checkpoint",), "returned": ("free_each",),
 }  # fmt: skip
 #: From these shares on: of the device, what others hold; of the capacity, one request; of what is
-#: live, what forward keeps; of the request, free memory in pieces.
-_OTHERS, _LARGE, _KEPT, _PIECES = 0.05, 0.4, 0.3, 0.1
+#: live, what forward keeps; of the request, free memory in pieces; of the capacity, gaps.
+_OTHERS, _LARGE, _KEPT, _PIECES, _GAPS = 0.05, 0.4, 0.3, 0.1, 0.05
+#: CUDA itself takes hundreds of MiB. From these bytes or this share of the device on, what others
+#: hold is more than that.
+_MUCH, _MUCH_OF_ALL = 1 << 30, 0.15
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """causes: kinds, the likeliest first. as_it_was: the outcome without a change. enough: with all
-    the memory that it needs. tried: changes; where the replay serves the request as it was, only
-    another allocator."""
+    """causes: kinds, the likeliest first; none but a leak where the replay serves the request as it
+    was. as_it_was: the outcome without a change. enough: with all the memory that it needs. tried:
+    changes; where the replay serves the request as it was, only another allocator."""
 
     job: Job
     causes: list[str]
@@ -66,9 +70,12 @@ def explain_file(
 def explain(job: Job) -> Explanation:
     """Raises ReplayError."""
     as_it_was = attempt(job, Change())
-    tried = try_all(job)
     if as_it_was.passes:  # then every change would seem to help
-        tried = [one for one in tried if one.kind == "segments" and not job.by_us]
+        tried = [] if job.by_us else list(try_policies(job))
+        return Explanation(
+            job, ["leak"] if causes.leaking_lines(job) else [], as_it_was, as_it_was, tried
+        )
+    tried = try_all(job)
     enough = Outcome(False)
     if job.reserved + job.request.size <= MOST_RESERVED:
         enough = attempt(job, Change(unlimited=True))
@@ -77,25 +84,47 @@ def explain(job: Job) -> Explanation:
 
 def _rank(job: Job, tried: list[Tried]) -> list[str]:
     """What grows without end comes first, since with more memory it fails later; then what holds
-    memory that nobody uses; then who else has it; then what the job needs itself."""
+    memory that nobody uses; then who else has it; then what the job needs itself; then what is in
+    doubt."""
     helps = {one.kind for one in tried if one.outcome.passes}
     live, size = int(job.sizes[job.live].sum()), job.request.size
     free, largest = causes.free_of_pool(job)
-    kept = int(job.sizes[causes.kept_for_backward(job)].sum())
-    taken = job.room.taken or 0
+    elsewhere = causes.free_of_other_streams(job)
+    leaking = set(causes.leaking_lines(job))
+    growing = set(causes.growing_lines(job))
+    freed_each = [
+        set(one.what["lines"]) for one in tried if one.outcome.passes and one.kind == "free_each"
+    ]
+    kept = causes.kept_by_forward(job)
+    much = int(job.sizes[kept].sum()) >= _KEPT * live
+    for_backward = causes.keeps_for_backward(job)
+    returned = set(job.line[kept].tolist())
+    taken, total = job.room.taken or 0, job.room.total
+    much_taken = taken > _MUCH or taken >= _MUCH_OF_ALL * total
     fits = {
-        "leak": "free_each" in helps,
+        "leak": any(one <= leaking for one in freed_each),
         "pending": "uses_end" in helps,
-        "fragmentation": free >= size and free - largest >= _PIECES * size,
+        "fragmentation": (
+            free >= size > largest
+            and free - largest >= _PIECES * size
+            and ("segments" in helps or sum(job.own_gaps) >= _GAPS * job.room.capacity)
+        ),
+        "streams": (
+            free < size <= free + elsewhere
+            and ("segments" in helps or elsewhere >= _GAPS * job.room.capacity)
+        ),
         "pool": "release_pool" in helps,
         "fraction": "fraction" in helps,
-        "others": "others" in helps and taken >= _OTHERS * job.room.total,
-        "lengths": causes.is_longest_so_far(job),
+        "others": "others" in helps and taken >= _OTHERS * total,
+        "lengths": "batch" in helps and causes.is_longest_so_far(job),
         "large": size >= _LARGE * job.room.capacity,
-        "activations": "checkpoint" in helps and kept >= _KEPT * live,
+        "activations": "checkpoint" in helps and much,
+        "returned": not for_backward and much and any(one <= returned for one in freed_each),
         "need": True,
+        "growth": any(one & growing - leaking for one in freed_each),
     }
-    return [kind for kind, does in fits.items() if does]
+    found = [kind for kind, does in fits.items() if does]
+    return found if much_taken else sorted(found, key="others".__eq__)
 
 
 def largest_lines(job: Job, most: int = 5) -> list[tuple[int, int, int]]:

@@ -112,6 +112,11 @@ class Job:
     def reserved(self) -> int:
         return sum(one.end - one.start for one in self.ranges)
 
+    def reserved_by_unknown_pools(self, but: PoolId | None = None) -> int:
+        """Bytes of the pools, but for one, of which the history has no block."""
+        known = {None, DEFAULT_POOL, but, *self.pools}
+        return sum(one.end - one.start for one in self.ranges if one.pool not in known)
+
     @property
     def segments(self) -> Literal["classic", "mapped", "auto"]:
         """With which the replay does as the program did: created pools may be classic."""
@@ -129,16 +134,43 @@ class Job:
     @cached_property
     def gaps(self) -> dict[PoolId, list[int]]:
         """The free ranges of each pool's segments, in bytes."""
+        found: dict[PoolId, list[int]] = {}
+        for one, gaps in zip(self.ranges, self._gaps_by_range):
+            found.setdefault(one.pool or DEFAULT_POOL, []).extend(gaps)
+        return found
+
+    @cached_property
+    def own_gaps(self) -> list[int]:
+        """The free ranges of the default pool's segments that are of the request's stream, as far
+        as the recording tells: a segment is of the stream that last made a block there."""
+        made = self.operations["kind"] == ALLOC
+        stream = np.full(len(self.sizes), self.request_stream)
+        stream[self.slots[made]] = self.operations["stream"][made]
+        used = np.unique(self.slots[made])
+        used = used[np.argsort(self.addresses[used], kind="stable")]
+        at, found = self.addresses[used], []
+        for one, gaps in zip(self.ranges, self._gaps_by_range):
+            first, last = np.searchsorted(at, [one.start, one.end])
+            here = used[first:last]
+            is_own = (
+                not len(here) or stream[here[np.argmax(self.born[here])]] == self.request_stream
+            )
+            if is_own and one.pool in (None, DEFAULT_POOL):
+                found += gaps
+        return found
+
+    @cached_property
+    def _gaps_by_range(self) -> list[list[int]]:
         active = np.flatnonzero(self.live | self.pending)
         active = active[np.argsort(self.addresses[active])]
         begins = self.addresses[active]
         ends = begins + (self.sizes[active] + 511 & -512)
-        found: dict[PoolId, list[int]] = {}
+        found = []
         for one in self.ranges:
             first, last = np.searchsorted(begins, [one.start, one.end])
             edges = np.concatenate([[one.start], ends[first:last]])
             gaps = np.concatenate([begins[first:last], [one.end]]) - edges
-            found.setdefault(one.pool or DEFAULT_POOL, []).extend(gaps[gaps >= 512].tolist())
+            found.append(gaps[gaps >= 512].tolist())
         return found
 
 

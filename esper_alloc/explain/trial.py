@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from ..replay.reader import DEFAULT_POOL
+from ..replay.reader import DEFAULT_POOL, PoolId
 from ..replay.replay import ReplayError, Segments
 from .job import (
     ALLOC,
@@ -33,8 +33,8 @@ class Change:
     taken, limit: as in Room; -1: as it was, and a limit of None: none. unlimited: the device has
     all the memory that it needs. scaled: slots whose sizes are multiplied by `factor`. absent:
     slots that are never allocated. one_at_a_time: lines that free each block before they make the
-    next. uses_end: memory is over when it is freed. released: the index of a pool that is dropped
-    after its last use. emptied: the cache is emptied before this operation.
+    next. uses_end: memory is over when it is freed. released: a pool that is dropped after its last
+    use. emptied: the cache is emptied before this operation.
     """
 
     kind: Segments | None = None
@@ -47,7 +47,7 @@ class Change:
     absent: Mask | None = None
     one_at_a_time: tuple[int, ...] = ()
     uses_end: bool = False
-    released: int = 0
+    released: PoolId | None = None
     emptied: int = -1
 
 
@@ -62,11 +62,13 @@ class Outcome:
 
 
 def attempt(job: Job, change: Change) -> Outcome:
-    """Replays the job up to and with the request. Raises ReplayError where the replay itself
-    fails."""
+    """Replays the job up to and with the request. What pools hold of which the history has no
+    block is taken. Raises ReplayError where the replay itself fails."""
     room = job.room
     taken = room.taken or 0 if change.taken < 0 else change.taken
     limit = room.limit if change.limit == -1 else change.limit
+    unknown = job.reserved_by_unknown_pools(change.released)
+    taken, limit = taken + unknown, limit and max(limit - unknown, 1)
     operations = _operations(job, change)
     try:
         ran = _core.replay(
@@ -89,7 +91,7 @@ def attempt(job: Job, change: Change) -> Outcome:
         if status != "ESPER_OUT_OF_MEMORY":
             raise ReplayError(f"{job.path}: device {job.device}: {message}") from None
         return Outcome(False, early=operation != len(operations) - 1)
-    return Outcome(True, ran["peak_reserved"])
+    return Outcome(True, ran["peak_reserved"] + unknown)
 
 
 def _operations(job: Job, change: Change) -> NDArray[Any]:
@@ -116,9 +118,11 @@ def _operations(job: Job, change: Change) -> NDArray[Any]:
     more: list[tuple[float, tuple[int, ...]]] = []
     for line in change.one_at_a_time:
         more += _freed_before_the_next(job, line, operations, slots, kept)
-    if change.released:
-        mine = np.flatnonzero(job.pool[slots] == change.released)
-        more.append((mine[-1] + 0.5, (RELEASE, 0, 0, change.released, 0)))
+    if change.released in job.pools:
+        number = job.pools.index(change.released)
+        mine = np.flatnonzero(job.pool[slots] == number)
+        if len(mine):
+            more.append((mine[-1] + 0.5, (RELEASE, 0, 0, number, 0)))
     if change.emptied >= 0:
         more.append((change.emptied - 0.5, (EMPTY, 0, 0, 0, 0)))
     added = np.array([one for _, one in more], OPERATION)

@@ -38,29 +38,40 @@ def _users(job: Job) -> str:
 def cause_in_words(found: Explanation, kind: str) -> str:
     job, room = found.job, found.job.room
     free, largest = causes.free_of_pool(job)
-    if kind == "leak":
-        lines = causes.growing_lines(job)
+    if kind in ("leak", "growth"):
+        lines = causes.leaking_lines(job)
+        if kind == "growth":
+            lines = [one for one in causes.growing_lines(job) if one not in lines]
         held = job.held_by_line()
-        return "memory grows step after step, as in a list or cache that is never emptied: " + (
-            "; ".join(f"{_line(job, one)} keeps {mib(int(held[one]))}" for one in lines)
-        )
-    kept = int(job.sizes[causes.kept_for_backward(job)].sum())
+        return {
+            "leak": "memory grows step after step, as in a list or cache that is never emptied: ",
+            "growth": "memory grows, as in a list or cache that is never emptied, or weights that "
+            "are being loaded: ",
+        }[kind] + "; ".join(f"{_line(job, one)} keeps {mib(int(held[one]))}" for one in lines)
+    kept = int(job.sizes[causes.kept_by_forward(job)].sum())
     return {
         "pending": f"memory that was freed was still in use on {_users(job)}, and other memory was "
         "reserved in its place",
         "fragmentation": f"fragmentation: {mib(free)} are free, but in pieces of at most "
         f"{mib(largest)}",
+        "streams": f"{mib(causes.free_of_other_streams(job))} are free, but of other streams",
         "pool": f"other pools keep {mib(sum(causes.kept_by_pools(job).values()))} that are free",
         "fraction": f"the memory fraction: this process may reserve {mib(room.limit or 0)} of "
         f"{mib(room.total)}",
-        "others": f"other processes and libraries hold {mib(room.taken or 0)} of {mib(room.total)}",
+        "others": f"other processes, libraries and CUDA itself hold {mib(room.taken or 0)} of "
+        f"{mib(room.total)}",
         "lengths": "sizes grow: this line has asked for various sizes, and "
         f"{mib(job.request.size)} is the largest",
         "large": f"this request alone is large: {mib(job.request.size)} of the "
         f"{mib(room.capacity)} that this process can have",
         "activations": f"forward keeps {mib(kept)}, as for backward",
+        "returned": f"the program keeps what forward returned: {mib(kept)}",
         "need": "the program needs more than the device has for it"
-        + (f": {_peak(found.enough.peak)} so far" if found.enough.passes else ""),
+        + (
+            f": {mib(found.enough.peak)} of {mib(found.job.room.capacity)} so far"
+            if found.enough.passes
+            else ""
+        ),
     }[kind]
 
 
@@ -73,7 +84,7 @@ _CHANGES = {
     "segments": 'esper_alloc with {segments} segments: enable(segments="{segments}")',
     "release_pool": "drop pool {pool} when its memory is free",
     "fraction": "a memory fraction of {fraction:.2f} at least",
-    "others": "other processes and libraries hold {size} less at least",
+    "others": "other processes, libraries and CUDA itself hold {size} less at least",
     "checkpoint": "activation checkpointing, so that of what {lines} makes one tensor at a time is "
     "kept",
     "batch": "a batch of {percent}% at most, which scales {size} and the request",
@@ -85,6 +96,8 @@ _CHANGES = {
 def change_in_words(job: Job, one: Tried) -> str:
     lines = ", ".join(_line(job, line) for line in one.what.get("lines", ()))
     size, share = mib(one.what.get("bytes", 0)), one.what.get("percent", 0) / 100
+    if one.kind == "batch" and not one.what["bytes"]:
+        return f"if this request were {mib(int(job.request.size * share))} at most"
     return _CHANGES[one.kind].format_map(
         {**one.what, "lines": lines, "size": size, "fraction": share}
     )
@@ -100,23 +113,31 @@ def _device(job: Job) -> Iterator[tuple[str, int, str]]:
         yield "freed, in use on other streams", pending, _users(job)
     gaps = job.gaps.get(DEFAULT_POOL, [])
     yield "free in segments", sum(gaps), f"largest piece {mib(max(gaps, default=0))}"
+    elsewhere = causes.free_of_other_streams(job)
+    if elsewhere:
+        yield "of these, of other streams", elsewhere, ""
     yield "not reserved", max(room.capacity - job.reserved, 0), ""
-    for number, size in causes.kept_by_pools(job).items():
-        yield f"free in pool {job.pools[number]}", size, ""
+    for pool, size in causes.kept_by_pools(job).items():
+        yield f"free in pool {pool}", size, ""
     if room.taken:
-        yield "other processes and libraries", room.taken, ""
+        yield "other processes, libraries and CUDA itself", room.taken, ""
 
 
 def in_words(found: Explanation, everything: bool = False) -> str:
-    """Paragraphs; the first line is the request, the second its first cause."""
+    """Paragraphs; the first line is the request, the second its first cause, or that the replay
+    shows none."""
     job, request = found.job, found.job.request
     out = [
         f"{job.path}, device {job.device}: {mib(request.size)} were asked for on "
         f"{_stream(request.stream)} at {_line(job, request.line)}",
-        f"Cause: {cause_in_words(found, found.causes[0])}",
     ]
-    rest = [one for one in found.causes[1:] if one != "need"]
-    out += [f"Also: {cause_in_words(found, one)}" for one in rest]
+    if found.as_it_was.passes:
+        out.append(
+            "Replayed as it was, the request is served: the recording does not show its cause."
+        )
+    told = [one for number, one in enumerate(found.causes) if number == 0 or one != "need"]
+    heads = ["Also" if number or found.as_it_was.passes else "Cause" for number in range(len(told))]
+    out += [f"{head}: {cause_in_words(found, one)}" for head, one in zip(heads, told)]
     if job.lost_beginning:
         out.append("The recording's beginning is missing: it starts from what was live then.")
     out += ["", "Memory then:"]
@@ -131,8 +152,7 @@ def in_words(found: Explanation, everything: bool = False) -> str:
 def _changes(found: Explanation, everything: bool) -> Iterator[str]:
     job = found.job
     if found.as_it_was.passes and job.by_us:
-        yield "Replayed as it was, the request is served. So the recording does not show what stood"
-        yield "in its way, and no change can be tried."
+        yield "No change can be tried."
         return
     if found.as_it_was.early:
         yield "The replay fails earlier than the program: the device had more memory before."
