@@ -35,11 +35,14 @@ KINDS = (
 )  # fmt: skip
 
 
-def try_all(job: Job) -> list[Tried]:
-    """Every change that could matter, whether it helps or not. Raises ReplayError."""
+def try_all(job: Job, tried: Callable[[int], None] = lambda count: None) -> list[Tried]:
+    """Every change that could matter, whether it helps or not; `tried` is told how many so far.
+    Raises ReplayError."""
     found = []
     for part in (_growing, _pending, try_policies, _pools, _room, _activations, _lines, _cache):
-        found += list(part(job))
+        for one in part(job):
+            found.append(one)
+            tried(len(found))
     return sorted(found, key=lambda one: KINDS.index(one.kind))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -62,20 +63,26 @@ def explain_file(
     for trace, history in zip(snapshot.traces, rebuild(snapshot)):
         failed = failures(trace)
         if failed:
-            report(f"explaining {path}, device {trace.device}")
-            found.append(explain(job_of(snapshot, trace, history, failed[-1])))
+            what = f"explaining {path}, device {trace.device}"
+            report(what)
+            job = job_of(snapshot, trace, history, failed[-1])
+            found.append(explain(job, partial(_tell, report, what)))
     return found
 
 
-def explain(job: Job) -> Explanation:
-    """Raises ReplayError."""
+def _tell(report: Callable[[str], None], what: str, count: int) -> None:
+    report(f"{what}: {count} changes tried")
+
+
+def explain(job: Job, report: Callable[[int], None] = lambda count: None) -> Explanation:
+    """`report` is told how many changes were tried so far. Raises ReplayError."""
     as_it_was = attempt(job, Change())
     if as_it_was.passes:  # then every change would seem to help
         tried = [] if job.by_us else list(try_policies(job))
         return Explanation(
             job, ["leak"] if causes.leaking_lines(job) else [], as_it_was, as_it_was, tried
         )
-    tried = try_all(job)
+    tried = try_all(job, report)
     enough = Outcome(False)
     if job.reserved + job.request.size <= MOST_RESERVED:
         enough = attempt(job, Change(unlimited=True))

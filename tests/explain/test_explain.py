@@ -374,8 +374,10 @@ def test_a_limit_is_inferred_where_the_file_does_not_tell(program: Program) -> N
     program.weights()
     program.w.event(OOM, 800 * MIB, 400 * MIB)
     program.w.segments.append(program.heap.segment())
-    [found] = explain_file(program.w.write(program.path))
+    said: list[str] = []
+    [found] = explain_file(program.w.write(program.path), said.append)
     assert found.job.room.limit == 200 * MIB and not found.as_it_was.passes
+    assert said[-1].endswith(f"{len(found.tried)} changes tried")
 
 
 def test_other_processes(program: Program) -> None:
