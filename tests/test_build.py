@@ -590,7 +590,7 @@ from pathlib import Path
 tests = Path(sys.argv[1])
 sys.path[:0] = [str(tests / "shim"), str(tests / "gpu" / "conformance")]
 import build, driver, ground
-groups = ["pools", "figures", "snapshot", "collect-run-time", "history", "memory", "methods", "shortage"]
+groups = ["pools", "figures", "snapshot", "history", "memory", "methods", "shortage"]
 with tempfile.TemporaryDirectory() as folder:
     env = build.environment(build.build(Path(folder)))
     answers = driver.run_all(groups, env, workers=2)
