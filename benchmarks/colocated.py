@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from common import MIB, NATIVE, ROOT
 from measuring import choose_allocator, device_used_mib, machine, seconds_of
 
@@ -50,12 +49,11 @@ def step(
         "step_s": sum(seconds.values()),
         "turns_s": sum(seconds.get(one, 0.0) for one in ASLEEP),
         "first_turns_s": sum(first.get(one, 0.0) for one in ASLEEP),
-        "training_gib": found["gib"]["training"],
     }
 
 
 def host_mib() -> float:
-    """Resident, with what is pinned."""
+    """What is resident."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024 / MIB
@@ -95,5 +93,4 @@ def cycles(
         "grown_mib": used[-1] - used[min(10, len(used) - 1)],
         "host_grown_mib": host[-1] - host[min(10, len(host) - 1)],
         "asleep_mib": asleep[-1],
-        "tokens": float(torch.tensor(before).numel()),
     }

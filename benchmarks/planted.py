@@ -332,7 +332,7 @@ def explain_and_follow(name: str) -> dict[str, Any]:
         )  # fmt: skip
         seconds = time.monotonic() - begin
     [found] = json.loads(said.stdout)
-    cause = found["causes"][0]["kind"]
+    cause = found["causes"][0]["kind"] if found["causes"] else "none"
     figures = {"cause": cause, "missed": int(cause != planted.cause), "explain_s": seconds}
     advice = [one for one in found["changes"] if one["kind"] == planted.change and one["helps"]]
     if not advice:

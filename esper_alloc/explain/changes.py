@@ -10,7 +10,7 @@ import numpy as np
 
 from ..view.places import NO_STACK
 from . import causes
-from .job import FREE_PENDING, GRANULE, Job
+from .job import ALLOC, FREE_PENDING, GRANULE, Job
 from .trial import Change, Outcome, attempt
 
 #: Lines that are tried without what they hold.
@@ -145,11 +145,11 @@ def _cache(job: Job) -> Iterator[Tried]:
     if job.kind == "mapped" and job.by_us:
         return
     kind = job.operations["kind"]
-    change = np.where(kind == 0, 1, np.where(kind <= FREE_PENDING, -1, 0))
+    change = np.where(kind == ALLOC, 1, np.where(kind <= FREE_PENDING, -1, 0))
     live = np.cumsum(change * job.sizes[job.slots] * (kind <= FREE_PENDING))
     after = int(np.argmax(live)) if len(live) else 0
     if after + 1 < len(live):
         at = after + int(np.argmin(live[after:]))
-        following = np.flatnonzero(kind[at:] == 0)
+        following = np.flatnonzero(kind[at:] == ALLOC)
         line = int(job.line[job.slots[at + following[0]]]) if len(following) else job.request.line
         yield Tried("empty_cache", {"lines": [line]}, attempt(job, Change(emptied=at + 1)))

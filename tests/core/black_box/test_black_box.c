@@ -13,6 +13,8 @@
 #include "draw.h"
 #include "one_world.h"
 
+#include "exchange.h"
+
 static unsigned current_site;
 
 static unsigned here(void)
@@ -216,8 +218,6 @@ TEST(time_goes_on_after_a_pause)
 
 /* ---- the end of the memory ------------------------------------------------------ */
 
-enum { KEPT = 64 };
-
 TEST(live_memory_is_known_however_old_it_is)
 {
   void *old[KEPT], *young[KEPT] = {0};
@@ -267,23 +267,6 @@ TEST(the_last_chunk_is_used_again)
 }
 
 /* ---- threads ---------------------------------------------------------------------- */
-
-enum { THREADS = 4, ROUNDS = 20000 };
-
-static void *shared[KEPT];
-
-static void *exchange(void *number)
-{
-  uint64_t state = (uintptr_t)number;
-  for (int i = 0; i < ROUNDS; i++) {
-    void *p;
-    CHECK_OK(
-        esper_malloc(w.core, 512 * (1 + draw_below(&state, 9)), w.stream[(uintptr_t)number], &p));
-    p = __atomic_exchange_n(&shared[draw_below(&state, KEPT)], p, __ATOMIC_ACQ_REL);
-    CHECK_OK(esper_free(w.core, p));
-  }
-  return NULL;
-}
 
 TEST(threads_free_each_others_memory)
 {

@@ -13,7 +13,7 @@
 #include "draw.h"
 #include "one_world.h"
 
-enum { KEPT = 64 };
+#include "exchange.h"
 
 static void begin_with(size_t bytes)
 {
@@ -238,23 +238,6 @@ TEST(places_are_told_once)
 }
 
 /* ---- threads ---------------------------------------------------------------------- */
-
-enum { THREADS = 4, ROUNDS = 20000 };
-
-static void *shared[KEPT];
-
-static void *exchange(void *number)
-{
-  uint64_t state = (uintptr_t)number;
-  for (int i = 0; i < ROUNDS; i++) {
-    void *p;
-    CHECK_OK(
-        esper_malloc(w.core, 512 * (1 + draw_below(&state, 9)), w.stream[(uintptr_t)number], &p));
-    p = __atomic_exchange_n(&shared[draw_below(&state, KEPT)], p, __ATOMIC_ACQ_REL);
-    CHECK_OK(esper_free(w.core, p));
-  }
-  return NULL;
-}
 
 static void exchange_while_a_reader_asks(size_t bytes)
 {
