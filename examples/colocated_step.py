@@ -73,6 +73,8 @@ class Engine:
 
     def __init__(self, options: argparse.Namespace, folder: str, temperature: float = 1.0) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(options.engine_process)))
+        # This process has used CUDA by now, and a fork of it could not.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
         from vllm import LLM, SamplingParams
 
         self.options = options
