@@ -33,6 +33,7 @@ import torch
 import esper_alloc
 
 GIB = 2**30
+BUCKET = GIB // 2
 VOCABULARY = 32_000
 #: Of Qwen2: width, width of the MLP, layers, heads, heads of keys and values.
 SHAPES = {
@@ -56,6 +57,30 @@ def config_of(size: str) -> Any:
 
 
 # --- the engine --------------------------------------------------------------
+Weights = dict[str, torch.Tensor]
+
+
+def buckets(weights: Weights) -> Iterator[Weights]:
+    """The weights, about BUCKET bytes at a time."""
+    some: Weights = {}
+    for name, one in weights.items():
+        some[name] = one
+        if sum(x.nbytes for x in some.values()) >= BUCKET:
+            yield some
+            some = {}
+    yield some
+
+
+def shared(weights: Weights) -> bytes:
+    """Copies of the weights, for another process. Copies, because memory that was shared does not
+    sleep before it is freed."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    copies = [(name, *reduce_tensor(one.clone())) for name, one in weights.items()]
+    torch.cuda.synchronize()
+    return pickle.dumps(copies)
+
+
 class Loader:
     """What vLLM adds to its workers (`worker_extension_cls`): it loads weights that another
     process shares."""
@@ -117,15 +142,13 @@ class Engine:
         self.wake("weights")
         self.wake("kv_cache")
 
-    def load(self, weights: dict[str, torch.Tensor]) -> None:
+    def load(self, weights: Weights) -> None:
         if self.here:
             self.llm.apply_model(lambda model: model.load_weights(weights.items()))
         else:
-            from torch.multiprocessing.reductions import reduce_tensor
-
-            torch.cuda.synchronize()
-            shared = pickle.dumps([(name, *reduce_tensor(one)) for name, one in weights.items()])
-            self.llm.collective_rpc("load_shared", args=(shared,))
+            for some in buckets(weights):
+                self.llm.collective_rpc("load_shared", args=(shared(some),))
+            torch.cuda.ipc_collect()
         self.llm.reset_prefix_cache()  # it has keys and values of the old weights
 
 
