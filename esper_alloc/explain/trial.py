@@ -101,7 +101,6 @@ def _operations(job: Job, change: Change) -> NDArray[Any]:
     operations[:-1] = job.operations
     operations[-1] = (ALLOC, request, job.request_stream, 0, job.sizes[-1])
     slots = np.append(slots, request)
-    key = np.arange(len(slots), dtype=np.float64)
     kept = np.ones(len(slots), np.bool_)
     kind = operations["kind"]
     if change.uses_end:
@@ -115,25 +114,32 @@ def _operations(job: Job, change: Change) -> NDArray[Any]:
         scaled = change.scaled[slots] & (kind == ALLOC)
         size = operations["size"]
         size[scaled] = np.maximum(size[scaled] * change.factor, 1)
-    more: list[tuple[float, tuple[int, ...]]] = []
+    before: list[Ints] = []  # which operations
+    more: list[NDArray[Any]] = []
     for line in change.one_at_a_time:
-        more += _freed_before_the_next(job, line, operations, slots, kept)
+        nexts, frees = _freed_before_the_next(job, line, operations, slots, kept)
+        before.append(nexts)
+        more.append(frees)
     if change.released in job.pools:
         number = job.pools.index(change.released)
         mine = np.flatnonzero(job.pool[slots] == number)
-        if len(mine):
-            more.append((mine[-1] + 0.5, (RELEASE, 0, 0, number, 0)))
+        before.append(mine[-1:] + 1)
+        more.append(np.array([(RELEASE, 0, 0, number, 0)] * len(mine[-1:]), OPERATION))
     if change.emptied >= 0:
-        more.append((change.emptied - 0.5, (EMPTY, 0, 0, 0, 0)))
-    added = np.array([one for _, one in more], OPERATION)
-    key = np.concatenate([key[kept], [at for at, _ in more]])
-    return np.concatenate([operations[kept], added])[np.argsort(key, kind="stable")]
+        before.append(np.array([change.emptied]))
+        more.append(np.array([(EMPTY, 0, 0, 0, 0)], OPERATION))
+    if not more:
+        return operations[kept]
+    # Those that are added come first where they stand.
+    at = np.concatenate([*before, np.flatnonzero(kept)])
+    return np.concatenate([*more, operations[kept]])[np.argsort(at, kind="stable")]
 
 
 def _freed_before_the_next(
     job: Job, line: int, operations: NDArray[Any], slots: Ints, kept: Mask
-) -> list[tuple[float, tuple[int, ...]]]:
-    """Frees to be added for the blocks of a line that live longer; their own frees are not kept."""
+) -> tuple[Ints, NDArray[Any]]:
+    """Frees to be added for the blocks of a line that live longer, and before which operations;
+    their own frees are not kept."""
     mine = (job.line[slots] == line) & kept
     allocs = np.flatnonzero(mine & (operations["kind"] == ALLOC))
     frees = np.flatnonzero(mine & np.isin(operations["kind"], (FREE, FREE_PENDING)))
@@ -143,7 +149,6 @@ def _freed_before_the_next(
     longer = np.zeros(len(job.sizes), np.bool_)
     longer[slots[allocs[:-1]][late]] = True
     kept &= ~(longer[slots] & (operations["kind"] != ALLOC))
-    return [
-        (after - 0.5, (FREE, int(slots[before]), 0, 0, 0))
-        for before, after in zip(allocs[:-1][late], allocs[1:][late])
-    ]
+    added = np.zeros(np.count_nonzero(late), OPERATION)
+    added["kind"], added["slot"] = FREE, slots[allocs[:-1][late]]
+    return allocs[1:][late], added
