@@ -22,6 +22,8 @@ from esper_alloc.recorder import reading as box  # noqa: E402
 from esper_alloc.view import content, timeline  # noqa: E402
 from esper_alloc.view.page import make_page  # noqa: E402
 from esper_alloc.view.places import CATEGORIES, category_of, line_of  # noqa: E402
+from esper_alloc.view.segments import lanes_around  # noqa: E402
+from esper_alloc.view.spans import Spans  # noqa: E402
 
 KINDS = {"u1": "u1", "u2": "<u2", "u4": "<u4", "i4": "<i4", "f8": "<f8"}
 STRETCH = 64 * MIB
@@ -216,6 +218,25 @@ def test_steps_are_bounds_of_what_they_stand_for(most: int) -> None:
     for n, (begin, end) in enumerate(zip(edges, [*edges[1:], 3000])):
         first = [50, *values[events <= begin]][-1]
         assert found[n] == max([first, *values[(events >= begin) & (events < end)]])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_memory_is_of_the_piece_around_it(seed: int) -> None:
+    rng, there, rows = random.Random(seed), {(0, 40): -1}, []
+    for event in range(60):
+        begin = rng.randrange(60)
+        end = begin + rng.choice((1, 2, 5, 40))
+        for one in [one for one in there if one[0] < end and begin < one[1]]:
+            rows.append((there.pop(one), event, *one))
+        if event % 3:
+            there[begin, end] = event
+    rows += [(since, 60, *one) for one, since in there.items()]
+    begins, ends, first, last = np.array(rows).T
+    pieces = Spans(begins, ends, first, last - first, begins * 0, np.arange(len(rows)))
+    asked = np.array([(address, event) for address in range(-1, 102) for event in range(60)])
+    for (address, event), lane in zip(asked.tolist(), lanes_around(pieces, *asked.T)):
+        around = (first <= address) & (address < last) & (begins <= event) & (event < ends)
+        assert [lane] == (np.flatnonzero(around).tolist() or [-1])
 
 
 def test_stacks_have_a_category_and_a_line() -> None:

@@ -543,18 +543,20 @@ function drawMap() {
       + (outside ? ` ${count(outside)} blocks are outside of the segments that are known.` : "");
   const width = canvas.clientWidth, scale = devicePixelRatio, height = 16, gap = 5;
   const rows = Math.max(1, Math.min(28, Math.ceil(segments.length / 3) + 12));
-  // Segments follow one another, through the ends of rows; each begins two pixels after the last.
-  const perPixel = reserved / Math.max(1, width * rows - 2 * segments.length);
+  // Segments follow one another, through the ends of rows; each begins two pixels after the last,
+  // or less where they are many.
+  const between = Math.min(2, width * rows / 4 / segments.length);
+  const perPixel = reserved / Math.max(1, width * rows - between * segments.length);
   canvas.height = (segments.length ? rows * (height + gap) : 1) * scale;
   canvas.width = width * scale;
   canvas.style.height = canvas.height / scale + "px";
   const ctx = canvas.getContext("2d");
   ctx.scale(scale, scale);
-  const colours = { free: ink("panel"), pending: PENDING };
+  const colours = { free: ink("panel"), pending: PENDING }, rule = ink("rule"), paper = ink("paper");
   layout = { width, height: height + gap, places: [] };
   let x = 0, segment = null;
   for (const part of parts) {
-    if (part.segment !== segment) x += segment ? 2 : 0;
+    if (part.segment !== segment) x += segment ? between : 0;
     segment = part.segment;
     const begin = x, end = x + part.size / perPixel;
     layout.places.push(begin);
@@ -564,11 +566,11 @@ function drawMap() {
       ctx.fillStyle = inner;
       ctx.fillRect(from - row * width, y, to - from, height);
       if (part.kind === "free") {
-        ctx.fillStyle = ink("rule");
+        ctx.fillStyle = rule;
         ctx.fillRect(from - row * width, y, to - from, 1);
         ctx.fillRect(from - row * width, y + height - 1, to - from, 1);
       } else if (to - from > 3) {
-        ctx.fillStyle = ink("paper");
+        ctx.fillStyle = paper;
         ctx.fillRect(to - row * width - 0.5, y, 0.5, height);
       }
       if (to <= from) break;
