@@ -60,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
     if found:
         return 0
     return _complain(
-        f"{printable(args.file)}: memory did not run out in it; `view` shows what it has", 1
+        f"{printable(args.file)}: memory did not run out in it, and only that is explained. Record "
+        "until it does: a black box is written then; for a snapshot call _dump_snapshot() where "
+        "the OutOfMemoryError is caught. `view` shows what this file has",
+        1,
     )
 
 

@@ -1,4 +1,4 @@
-"""``python -m esper_alloc view``: a recording of the black box as a page for a browser."""
+"""``python -m esper_alloc view``: a recording or a snapshot as a page for a browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from ..recorder.reading import BlackBoxError, is_black_box, load_black_box
+from ..recorder.reading import BlackBox, BlackBoxError, is_black_box, load_black_box
+from ..replay.snapshot import SnapshotError, printable
 
 
 def add_parser(subparsers: Any) -> None:
@@ -17,13 +18,14 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "view",
         help="show what a recording tells, as a page for a browser",
-        description="Makes one HTML file from a file of the black box: memory over time by "
+        description="Makes one HTML file from a file of the black box, or from a snapshot written "
+        "by torch.cuda.memory._dump_snapshot (plain or gzip) with a history: memory over time by "
         "category and by line of code, the peak explained, segments, and which lines grew. "
         "It needs no network.",
         epilog="Exit codes: 0 the page was written; 1 it could not be written; 2 wrong usage, "
         "numpy is missing, or a file that cannot be read. `docs black-box` says what is shown.",
     )
-    parser.add_argument("file", metavar="FILE", help="a file of the black box")
+    parser.add_argument("file", metavar="FILE", help="a black box's file, or a snapshot")
     parser.add_argument(
         "--output", metavar="PAGE.html", help="the page (default: FILE with .html at its end)"
     )
@@ -41,11 +43,8 @@ def run(args: argparse.Namespace) -> int:
             raise
         return _complain("needs numpy: python -m pip install numpy", 2)
     try:
-        _check(args.file, output)
-        recording = load_black_box(args.file)
-        if not len(recording):
-            raise BlackBoxError(f"{recording.path}: it has no events: there is nothing to show")
-    except BlackBoxError as error:
+        recording = _load(args.file, output)
+    except (BlackBoxError, SnapshotError) as error:
         return _complain(str(error), 2)
     try:
         size = write_page(recording, output)
@@ -57,21 +56,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(file: str, output: str) -> None:
-    """Raises BlackBoxError for a file that is something else, or would be overwritten."""
+def _load(file: str, output: str) -> BlackBox:
+    """Raises BlackBoxError or SnapshotError: it cannot be read, or would be overwritten."""
+    from ..replay.for_view import load_for_view
+
+    name = printable(file)
     try:
-        if not is_black_box(file):
-            with open(file, "rb") as opened:
-                begin = opened.read(2)
-            if begin[:1] == b"\x80" or begin == b"\x1f\x8b":
-                raise BlackBoxError(
-                    f"{file}: a pickle, or packed: `view` reads files of the black box, "
-                    "and `replay` PyTorch's snapshots"
-                )
         if os.path.exists(output) and os.path.samefile(file, output):
-            raise BlackBoxError(f"{file}: the page would overwrite it: name another --output")
+            raise BlackBoxError(f"{name}: the page would overwrite it: name another --output")
+        load = load_black_box if is_black_box(file) else load_for_view
     except OSError as error:
-        raise BlackBoxError(f"{file}: cannot be read: {error.strerror or error}") from None
+        raise BlackBoxError(f"{name}: cannot be read: {error.strerror or error}") from None
+    recording = load(file)
+    if not len(recording):
+        raise BlackBoxError(f"{name}: it has no events: there is nothing to show")
+    return recording
 
 
 def _complain(what: str, code: int) -> int:

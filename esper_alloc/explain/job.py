@@ -250,7 +250,7 @@ def _kind(history: History, ranges: list[Range]) -> Segments:
 def _ranges_at(trace: Trace, entry: int) -> list[Range]:
     """The segments before an entry, from those at the end."""
     codes, names = tuple(ACTIONS.values()), tuple(ACTIONS)
-    ranges = Ranges(Range(*one[1:]) for one in trace.segments)
+    ranges = Ranges(Range(*one[1:5]) for one in trace.segments)
     for number in range(len(trace.actions) - 1, entry - 1, -1):
         action = trace.actions[number]
         if codes[action] not in (GROW, SHRINK):

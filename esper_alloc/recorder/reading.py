@@ -32,7 +32,7 @@ class Lane(NamedTuple):
     device: int
     stream: int
     pool: tuple[int, int]
-    #: Bytes of its segments when the events begin.
+    #: Bytes of its segments when the events begin; of a snapshot 0.
     before: int
 
 
@@ -73,6 +73,9 @@ class BlackBox:
     and the thread. An ALLOC is of memory that is not live, a FREE of memory that is. partner: for
     an ALLOC the index of its FREE, for a FREE, PENDING, AVAILABLE and USE that of the ALLOC; -1:
     none.
+
+    is_snapshot: PyTorch wrote it, which records neither threads nor why the host waited. has_times:
+    else event n stands at n seconds.
     """
 
     path: str
@@ -95,6 +98,8 @@ class BlackBox:
     site_numbers: memoryview[int]
     threads: memoryview[int]
     partners: memoryview[int]
+    is_snapshot: bool = False
+    has_times: bool = True
 
     def __len__(self) -> int:
         return len(self.kinds)

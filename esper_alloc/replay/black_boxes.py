@@ -85,7 +85,7 @@ class _Device:
         return Trace(
             self.device,
             [
-                (number, one.address, one.address + one.size, one.pool, one.mapped)
+                (number, one.address, one.address + one.size, one.pool, one.mapped, one.stream)
                 for number, one in enumerate(box.segments)
                 if one.device == self.device
             ],
@@ -136,5 +136,6 @@ class _Device:
                 address, requested = box.addresses[index], box.sizes[index]
                 size = max(sizes.get(address, 0), (requested + 511) & -512)
                 stream = box.lanes[box.lane_numbers[index]].stream
-                found.append((address, size, requested, stream, index in pending))
+                place = box.site_numbers[index]
+                found.append((address, size, requested, stream, index in pending, place))
         return found

@@ -71,7 +71,8 @@ class History:
     The lists by slot: traced bytes, stream handle, index into pools, and the
     entries that requested and completed its free, NEVER or BEFORE.
     mapped_steps: entries about pages of expandable segments. peak_segments: the
-    most segments at once, mapped pages that touch counting as one.
+    most segments at once, mapped pages that touch counting as one. segment_pools: for each entry
+    about segments the pool that they are of; the default one where nothing tells.
     """
 
     path: str
@@ -89,6 +90,7 @@ class History:
     start_ranges: list[Range]
     mapped_steps: set[int]
     peak_segments: int = 0
+    segment_pools: dict[int, PoolId] = field(default_factory=dict)
 
     def contradiction(self, entry: int | None, what: str) -> NoReturn:
         """Raises SnapshotError for an entry (None: the state at the end)."""
@@ -174,7 +176,7 @@ class _Rebuild:
 
     def place_segments(self) -> Ranges:
         ranges = Ranges()
-        for number, start, end, pool, mapped in self.trace.segments:
+        for number, start, end, pool, mapped, _ in self.trace.segments:
             try:
                 ranges.add(Range(start, end, pool, mapped))
             except RangeError as error:
@@ -248,10 +250,12 @@ class _Rebuild:
             elif code != NOTHING:
                 mapped = number in history.mapped_steps
                 if code == GROW:
-                    ranges.add(Range(address, address + size, grown_pools[number], mapped))
+                    pool = grown_pools[number]
+                    ranges.add(Range(address, address + size, pool, mapped))
                     history.peak_segments = max(history.peak_segments, len(ranges))
                 else:
-                    ranges.remove(address, address + size, mapped)
+                    pool = ranges.remove(address, address + size, mapped).pool
+                history.segment_pools[number] = pool or DEFAULT_POOL
 
     def new_slot(self, address: int, size: int, stream: int, ranges: Ranges) -> int:
         """The slot of an allocation that lies in one segment, else NEVER."""
@@ -324,7 +328,7 @@ class _Rebuild:
         history, last = self.history, self.last
         stayed: dict[int, int] = {}  # slot: bytes of native's block
         left = {address for address, slot in last.items() if history.completed_at[slot] == NEVER}
-        for address, size, requested, stream, pending in self.trace.blocks:
+        for address, size, requested, stream, pending, _ in self.trace.blocks:
             slot = last.get(address, NEVER)
             if slot == NEVER:
                 self.start_slot(None, address, requested, pending, stream, size)

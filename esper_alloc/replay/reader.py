@@ -22,6 +22,7 @@ import resource
 import signal
 import sys
 from array import array
+from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn, cast
 
 # What an entry does to memory.
@@ -47,10 +48,11 @@ PENDING_STATES = ("active_pending_free", "active_awaiting_free")  # new and old 
 PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
 
-#: number, start, end, pool, whether it is of an expandable segment.
-Segment = tuple[int, int, int, PoolId, bool]
-#: address, bytes, requested bytes, stream, whether its free is pending. In use at the end.
-Block = tuple[int, int, int, int, bool]
+#: number, start, end, pool, whether it is of an expandable segment, stream.
+Segment = tuple[int, int, int, PoolId, bool, int]
+#: address, bytes, requested bytes, stream, whether its free is pending, and the index into the
+#: stacks. In use at the end.
+Block = tuple[int, int, int, int, bool, int]
 #: Of each entry its position in ACTIONS (uint8), address and bytes (uint64; 0 for NOTHING),
 #: stream and microseconds (int64), and the index into the stacks (uint32; 0: unknown). Of an "oom"
 #: the device's free bytes stand for the address.
@@ -164,17 +166,19 @@ def _find(loaded: Any, limit: int) -> Found:
     devices = []
     for device, entries in enumerate(traces):
         if entries:
-            ends, blocks = _read_segments(device, segments)
+            stacks = _Stacks()
+            ends, blocks = _read_segments(device, segments, stacks)
             count += len(ends) + len(blocks)
             if count * _BYTES_EACH > limit:
                 raise MemoryError
-            stacks = _Stacks()
             columns = _read_entries(device, entries, stacks)
             devices.append((device, ends, blocks, columns, stacks.found))
     return _read_options(loaded.get("allocator_settings")), devices
 
 
-def _read_segments(device: int, segments: list[Any]) -> tuple[list[Segment], list[Block]]:
+def _read_segments(
+    device: int, segments: list[Any], stacks: _Stacks
+) -> tuple[list[Segment], list[Block]]:
     found: list[Segment] = []
     blocks: list[Block] = []
     for number, segment in enumerate(segments):
@@ -186,16 +190,18 @@ def _read_segments(device: int, segments: list[Any]) -> tuple[list[Segment], lis
             pool = _pool_id(segment.get("segment_pool_id", DEFAULT_POOL))
             mapped = bool(segment.get("is_expandable", False))
             stream = _integer(segment.get("stream", 0), _INT64)
-            _read_blocks(start, start + size, stream, segment["blocks"], blocks)
+            blocks += _read_blocks(start, start + size, stream, segment["blocks"], stacks)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Refusal(
                 f"device {device}, at the end: segment {number} is malformed: {_why(error)}"
             ) from None
-        found.append((number, start, start + size, pool, mapped))
+        found.append((number, start, start + size, pool, mapped, stream))
     return found, blocks
 
 
-def _read_blocks(start: int, end: int, stream: int, blocks: Any, found: list[Block]) -> None:
+def _read_blocks(
+    start: int, end: int, stream: int, blocks: Any, stacks: _Stacks
+) -> Iterator[Block]:
     address = start
     for block in blocks:
         size, state = block["size"], block["state"]
@@ -205,7 +211,8 @@ def _read_blocks(start: int, end: int, stream: int, blocks: Any, found: list[Blo
             raise ValueError(f"its block at {address:#x} lies outside of it")
         if state == LIVE_STATE or state in PENDING_STATES:
             requested = _integer(block.get("requested_size", size), range(_MAX_SIZE + 1))
-            found.append((address, size, requested or size, stream, state != LIVE_STATE))
+            place = stacks.number(block.get("frames"))
+            yield address, size, requested or size, stream, state != LIVE_STATE, place
         address += size
 
 

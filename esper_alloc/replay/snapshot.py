@@ -84,24 +84,33 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     except SnapshotError as error:
         raise SnapshotError(f"{name}: {printable(str(error))}") from None
     options, traces = found
-    return Snapshot(
-        name,
-        [
-            Trace(
-                device,
-                segments,
-                blocks,
-                columns[0],
-                _numbers("Q", columns[1]),
-                _numbers("Q", columns[2]),
-                _numbers("q", columns[3]),
-                _numbers("q", columns[4]),
-                _numbers("I", columns[5]),
-                [tuple(stack) for stack in stacks],
-            )
-            for device, segments, blocks, columns, stacks in traces
-        ],
-        *options,
+    return Snapshot(name, [_trace(*one) for one in traces], *options)
+
+
+def _trace(
+    device: int,
+    segments: list[reader.Segment],
+    blocks: list[reader.Block],
+    columns: reader.Columns,
+    stacks: list[reader.Stack],
+) -> Trace:
+    actions, addresses = columns[0], _numbers("Q", columns[1])
+    older = {address: place for address, *_, place in blocks if place}
+    for action, address in zip(actions, addresses):
+        if action == 0:
+            older.pop(address, None)
+    return Trace(
+        device,
+        segments,
+        blocks,
+        actions,
+        addresses,
+        _numbers("Q", columns[2]),
+        _numbers("q", columns[3]),
+        _numbers("q", columns[4]),
+        _numbers("I", columns[5]),
+        [tuple(stack) for stack in stacks],
+        older,
     )
 
 

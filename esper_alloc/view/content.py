@@ -11,7 +11,7 @@ from ..recorder import reading as box
 from . import timeline
 from .places import CATEGORIES, RULES_IN_WORDS, Places
 from .segments import find_pieces, lanes_around
-from .spans import Ints, Spans, column, find_blocks, find_pending
+from .spans import Ints, Spans, column, find_blocks, find_pending, last_users
 
 #: Lines of code that the timeline tells apart.
 MOST_LINES = 9
@@ -21,6 +21,8 @@ MOST_OWNERS = 12
 MOST_BLOCKS = 800_000
 #: Marks of a host that was held back; the longest.
 MOST_MARKS = 2000
+#: Lines and streams that are looked at to say for which it waited.
+MOST_WAITED_FOR = 50
 KIB = 1024
 SECOND = 10**9
 
@@ -77,6 +79,10 @@ class Content:
         self.blocks = find_blocks(recording, self.places)
         self.pending = find_pending(recording, self.blocks)
         self.pieces = find_pieces(recording, self.kinds)
+        self._before = np.array([one.before for one in recording.lanes])
+        if recording.is_snapshot:
+            there = self.pieces.take(self.pieces.begin < 0)
+            np.add.at(self._before, there.lane, there.size)
         self.owners = _Owners(recording, self.blocks, self.pending, self.pieces)
         self._used = np.zeros(len(self.places.stacks), bool)
         self._used[self.blocks.site] = True
@@ -96,7 +102,9 @@ class Content:
             "lost": one.lost,
             "events": self.count,
             "older": self.start,
-            "urgent": not one.segments,
+            "urgent": one.why.startswith("signal"),
+            "snapshot": one.is_snapshot,
+            "clock": one.has_times,
             "info": one.info,
             "categories": CATEGORIES,
             "rules": RULES_IN_WORDS,
@@ -112,6 +120,7 @@ class Content:
         return {
             "frames": list(frames),
             "stacks": stacks,
+            "has_stacks": any(not self.places.stacks[site][0].startswith("(") for site in used),
             "lines": self.places.lines,
             "line": [self.places.line[site] for site in used],
             "category": [self.places.category[site] for site in used],
@@ -143,7 +152,7 @@ class Content:
         live = np.cumsum(timeline.signed(blocks, self.count))
         steps = timeline.find_steps(live, timeline.step_edges(self.times, self.start, most))
         peak = self.start + int(np.argmax(live[self.start :]))
-        marks, told_events = self._marks(device)
+        marks, told_events = self._marks(device, pending)
         wanted = [peak, self.count - 1, *told_events]
         moments = timeline.chosen_moments(steps, wanted, blocks, MOST_BLOCKS)
         slot = timeline.slots(moments, self.count)
@@ -198,7 +207,7 @@ class Content:
         events = np.flatnonzero(grows | np.isin(self.kinds, (box.SEGMENT_FREE, box.SEGMENT_UNMAP)))
         events = events[mine[column(self.recording.lane_numbers, "u2")[events]]]
         size = column(self.recording.sizes, "u8")[events].astype(np.int64)
-        before = sum(one.before for one, is_mine in zip(self.recording.lanes, mine) if is_mine)
+        before = int(self._before[mine].sum())
         values = before + np.cumsum(np.where(grows[events], size, -size))
         return timeline.Sum(events, values, before)
 
@@ -208,7 +217,7 @@ class Content:
         events = np.flatnonzero(change)
         return timeline.Sum(events, np.cumsum(change[events]), 0)
 
-    def _marks(self, device: int) -> tuple[dict[str, Any], list[int]]:
+    def _marks(self, device: int, pending: Spans) -> tuple[dict[str, Any], list[int]]:
         """Where memory ran out, and where the host was held back; the events of the former."""
         mine = self.owners.lane_is_of(device)[column(self.recording.lane_numbers, "u2")]
         ooms = np.flatnonzero((self.kinds == box.OOM) & mine)[:MOST_MARKS]
@@ -223,10 +232,38 @@ class Content:
             "held_time": add(self._seconds(held[longest]), "f8"),
             "held_us": add(us[longest], "f8"),
             "held_asked": add(size[held[longest]], "f8"),
+            **self._waited_for(pending, self.times[held[longest]] - us[longest] * 1000),
             "held_count": len(held),
             "held_total_us": int(us.sum()),
         }
         return told, [int(one) for one in ooms if one >= self.start][:100]
+
+    def _waited_for(self, pending: Spans, times: Ints) -> dict[str, Any]:
+        """For each time the bytes that were pending, and the index into `held_for` of most of them:
+        there are the index of a line, and the stream that it was marked for."""
+        at = np.maximum(np.searchsorted(self.times, times) - 1, 0)
+        pending = pending if len(times) else pending.take(np.arange(0))
+        moments, row = np.unique(at, return_inverse=True)
+        slot, lines = timeline.slots(moments, self.count), len(self.places.lines)
+        line = np.array(self.places.line)[pending.site]
+        keys, group = np.unique(
+            last_users(self.recording, pending) * lines + line, return_inverse=True
+        )
+        top, rank = np.zeros(0, np.int64), np.zeros(len(keys), np.int64)
+        if len(moments):
+            top = timeline.largest_groups(pending, group, len(keys), slot, MOST_WAITED_FOR)
+        rank[:] = len(top)
+        rank[top] = np.arange(len(top))
+        rows = timeline.stack(pending, rank[group], len(top) + 1, slot, len(moments))
+        names = [divmod(one, lines) for one in keys[top].tolist()]
+        lanes = self.recording.lanes
+        return {
+            "held_pending": self.columns.add(rows.sum(axis=0)[row], "f8"),
+            "held_most": rows.argmax(axis=0)[row].tolist(),
+            "held_for": [
+                [line, _stream(lanes[lane].stream) if lane else ""] for lane, line in names
+            ],
+        }
 
 
 class _Owners:

@@ -21,9 +21,9 @@ CATEGORIES = ("weights", "forward", "backward", "optimizer", "data", "other")
 RULES_IN_WORDS = (
     "Categories come from the Python stack; its innermost frame that fits a rule decides. "
     "Optimizer: a file in torch/optim. Backward: a function of torch/autograd with “backward” in "
-    "its name, a node of autograd's, or no stack on another thread than the program's main one. "
-    "Data: a file in torch/utils/data. Weights: __init__ or _apply (as of "
-    "model.to) in torch/nn. Forward: another function in torch/nn. Other: none of these.",
+    "its name, a node of autograd's, or, in a file of the black box, no stack on another thread "
+    "than the program's main one. Data: a file in torch/utils/data. Weights: __init__ or _apply "
+    "(as of model.to) in torch/nn. Forward: another function in torch/nn. Other: none of these.",
     "The line of code is the innermost frame outside PyTorch's own folder, or else the innermost.",
 )
 

@@ -96,21 +96,28 @@ def find_pieces(recording: box.BlackBox, kinds: NDArray[np.uint8]) -> Spans:
 
 def lanes_around(pieces: Spans, addresses: Ints, events: Ints) -> Ints:
     """The lane of the piece that was around each address just after each event; -1: none known."""
-    none = np.full(len(addresses), -1, np.int64)
-    if not len(pieces):
-        return none
-    # Addresses between two edges have been in the same pieces at all times.
+    found = np.full(len(addresses), -1, np.int64)
+    # Addresses between two edges have been in the same pieces at all times. A binary tree stands
+    # above these stretches: a piece is cut into few of its nodes, however many stretches it has.
     edges = np.unique(np.concatenate([pieces.address, pieces.address + pieces.size]))
     first = np.searchsorted(edges, pieces.address)
-    count = np.searchsorted(edges, pieces.address + pieces.size) - first
-    row = np.repeat(np.arange(len(pieces)), count)
-    part = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    after = np.int64(max(int(pieces.end.max()), int(events.max(initial=0))) + 3)
-    key = part * after + pieces.begin[row] + 1
-    order = np.argsort(key)
-    asked = np.searchsorted(edges, addresses, side="right") - 1
-    found = np.searchsorted(key[order], asked * after + events + 1, side="right") - 1
-    match = order[np.maximum(found, 0)]
-    piece = row[match]
-    fits = (found >= 0) & (part[match] == asked) & (pieces.end[piece] >= events)
-    return np.where(fits, pieces.lane[piece], none)
+    last = np.searchsorted(edges, pieces.address + pieces.size)
+    node = np.searchsorted(edges, addresses, side="right") - 1
+    row, asked = np.arange(len(pieces)), np.arange(len(addresses))
+    after = np.int64(max(pieces.end.max(initial=0), events.max(initial=0)) + 3)
+    while len(row) and len(asked):
+        left, right = first % 2 == 1, last % 2 == 1
+        here = np.concatenate([row[left], row[right]])
+        key = np.concatenate([first[left], last[right] - 1]) * after + pieces.begin[here] + 1
+        order = np.argsort(key)
+        at = np.searchsorted(key[order], node * after + events[asked] + 1, side="right") - 1
+        match = order[at[at >= 0]]
+        fits = np.zeros(len(asked), bool)
+        fits[at >= 0] = (key[match] // after == node[at >= 0]) & (
+            pieces.end[here[match]] > events[asked[at >= 0]]
+        )
+        found[asked[fits]] = pieces.lane[here[order[at[fits]]]]
+        asked, node = asked[~fits], node[~fits] // 2
+        first, last = (first + 1) // 2, last // 2
+        row, first, last = row[first < last], first[first < last], last[first < last]
+    return found

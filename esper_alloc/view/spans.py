@@ -93,6 +93,17 @@ def find_pending(recording: box.BlackBox, blocks: Spans) -> Spans:
     return replace(blocks.take(row), begin=events[at], end=until).by_begin()
 
 
+def last_users(recording: box.BlackBox, pending: Spans) -> Ints:
+    """The lane of the stream that each was last marked for; 0: nothing tells."""
+    uses = np.flatnonzero(column(recording.kinds, "u1") == box.USE)
+    partners = column(recording.partners, "i8")
+    uses = np.append(uses[np.argsort(partners[uses], kind="stable")], -1)
+    of, asked = partners[uses[:-1]], partners[pending.begin]
+    at = np.searchsorted(of, asked, side="right") - 1
+    known = (at >= 0) & (np.append(of, -2)[at] == asked)
+    return np.where(known, column(recording.lane_numbers, "u2")[uses[at]], 0).astype(np.int64)
+
+
 def _next_at_address(blocks: Spans, rows: Ints) -> Ints:
     """For each of those blocks the event of the next allocation at its address; a great number:
     none."""

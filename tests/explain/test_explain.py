@@ -733,7 +733,7 @@ def test_without_a_failure_or_with_a_bad_file_it_says_so(tmp_path: Path, capsys:
     whole = training(steps=2)
     whole.chunks[-1][2][-3:] = []  # the failure
     for name, data, status, said in (
-        ("fine", whole.write(tmp_path / "fine").read_bytes(), 1, "memory did not run out in it"),
+        ("fine", whole.write(tmp_path / "fine").read_bytes(), 1, "call _dump_snapshot() where the"),
         ("cut", whole.write(tmp_path / "cut").read_bytes()[:-40], 2, "cut off"),
         ("other", b"hello, this is no recording", 2, "not a memory snapshot"),
     ):

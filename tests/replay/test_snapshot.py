@@ -124,12 +124,12 @@ def test_what_the_reader_hands_over(tmp_path):
     [trace] = loaded.traces
     small, large = taken["segments"]
     assert trace.segments == [
-        (0, small["address"], small["address"] + small["total_size"], (0, 0), False),
-        (1, large["address"], large["address"] + large["total_size"], (0, 7), False),
+        (0, small["address"], small["address"] + small["total_size"], (0, 0), False, 0),
+        (1, large["address"], large["address"] + large["total_size"], (0, 7), False, 0),
     ]
     assert trace.blocks == [
-        (first.address, first.size, 1000, 0, True),
-        (second.address, second.size, 3 * MIB, 0, False),
+        (first.address, first.size, 1000, 0, True, 0),
+        (second.address, second.size, 3 * MIB, 0, False, 0),
     ]
     entries = taken["device_traces"][0]
     for column, key in [("addresses", "addr"), ("sizes", "size"), ("times", "time_us")]:

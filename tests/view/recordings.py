@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
+from typing import Any
 
 from esper_alloc.recorder.reading import (
     ALLOC,
@@ -15,7 +17,10 @@ from esper_alloc.recorder.reading import (
     PENDING,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    USE,
 )
+from esper_alloc.replay.reader import ACTIONS
+from esper_alloc.replay.replay import load
 
 MIB = 2**20
 ONE_WORD = {FREE, PENDING, AVAILABLE}
@@ -152,6 +157,7 @@ def training(steps: int = 30, layers: int = 12, hostile: str = "") -> Writer:
     for step in range(steps):
         inputs = heap.malloc(12 * MIB, batch)
         ahead = heap.malloc(20 * MIB, copy, lane=side)
+        w.event(USE, ahead)
         kept = [heap.malloc((10 + 6 * (n % 4)) * MIB, forward[n % 4]) for n in range(2 * layers)]
         gradients = []
         for address in reversed(kept):
@@ -169,6 +175,7 @@ def training(steps: int = 30, layers: int = 12, hostile: str = "") -> Writer:
         w.event(PENDING, ahead)
         heap.live[ahead] = size  # nobody gets it
         if step % 7 == 6:
+            w.now += (3000 + 500 * step) * 1000 // TICK
             w.event(HELD_BACK, (3000 + 500 * step) << 9, 20 * MIB, side)
         w.now += 500_000
         w.event(AVAILABLE, ahead)
@@ -182,3 +189,31 @@ def training(steps: int = 30, layers: int = 12, hostile: str = "") -> Writer:
     w.why = "out of memory"
     w.info = {"torch": "2.11.0"}
     return w
+
+
+def snapshot_like(file: Path) -> dict[str, Any]:
+    """What PyTorch would have recorded of the history in a black box's file."""
+    traces: list[list[Any]] = [[], []]
+    segments = []
+    for trace in load(file).traces:
+        frames = [[re.fullmatch(r"(.*):(.*) \((.*)\)", one) for one in it] for it in trace.stacks]
+        stacks = [
+            [{"filename": m[1], "line": int(m[2]), "name": m[3]} for m in it] for it in frames
+        ]
+        names = "actions addresses sizes streams times places".split()
+        for action, address, size, stream, time, place in zip(*(getattr(trace, n) for n in names)):
+            traces[trace.device].append(
+                {"action": list(ACTIONS)[action], "addr": address, "device_free": address, "size": size,
+                 "stream": stream, "time_us": time, "frames": stacks[place]}
+            )  # fmt: skip
+        for _, start, end, pool, mapped, stream in trace.segments:
+            blocks = [
+                {"address": at, "size": size, "requested_size": requested, "frames": stacks[place],
+                 "state": "active_pending_free" if pending else "active_allocated"}
+                for at, size, requested, _, pending, place in trace.blocks if start <= at < end
+            ]  # fmt: skip
+            segments.append(
+                {"device": trace.device, "address": start, "total_size": end - start, "stream": stream,
+                 "segment_pool_id": pool, "is_expandable": mapped, "blocks": blocks}
+            )  # fmt: skip
+    return {"segments": segments, "device_traces": traces}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import pickle
 import random
 import shutil
 import subprocess
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordings import MIB, TORCH, Writer, training
+from histories import Recorder, snapshot_of
+from recordings import MIB, TORCH, Writer, snapshot_like, training
 
 np = pytest.importorskip("numpy")
 
 from esper_alloc.cli.main import main  # noqa: E402
 from esper_alloc.recorder import reading as box  # noqa: E402
+from esper_alloc.replay.for_view import load_for_view  # noqa: E402
 from esper_alloc.view import content, timeline  # noqa: E402
 from esper_alloc.view.page import make_page  # noqa: E402
 from esper_alloc.view.places import CATEGORIES, category_of, line_of  # noqa: E402
@@ -41,7 +44,7 @@ def random_recording(path: Path, seed: int, events: int = 1500) -> box.BlackBox:
                 stretches.append((base, segment_lane, lanes))
                 if n == 0:  # there from the beginning
                     w.lanes[segment_lane] = (*w.lanes[segment_lane][:3], STRETCH)
-    mapped = {base: n % 3 == 0 for n, (base, _, _) in enumerate(stretches)}
+    mapped = {base: 0 if n % 3 else lane for n, (base, lane, _) in enumerate(stretches)}
     live: dict[int, int] = {}
     waiting: set[int] = set()
     for _ in range(events):
@@ -49,12 +52,13 @@ def random_recording(path: Path, seed: int, events: int = 1500) -> box.BlackBox:
         address = base + rng.randrange(8) * 8 * MIB
         used = any(base <= one < base + STRETCH for one in (*live, *waiting))
         if not mapped[base]:
-            for half in (0, 1):
-                w.event(box.SEGMENT_MAP, base + half * STRETCH // 2, STRETCH // 2, segment_lane)
-            mapped[base] = True
+            mapped[base] = w.lane(w.lanes[segment_lane][0], 0, rng.choice(((0, 0), (0, 7))))
+            piece = STRETCH // rng.choice((1, 2, 8))
+            for at in range(base, base + STRETCH, piece):
+                w.event(box.SEGMENT_MAP, at, piece, mapped[base])
         elif not used and rng.random() < 0.4:
-            w.event(box.SEGMENT_UNMAP, base, STRETCH, segment_lane)
-            mapped[base] = False
+            w.event(box.SEGMENT_UNMAP, base, STRETCH, mapped[base])
+            mapped[base] = 0
         elif address in live:
             w.event(box.FREE, address)
             del live[address]
@@ -71,9 +75,9 @@ def random_recording(path: Path, seed: int, events: int = 1500) -> box.BlackBox:
             w.event(box.ALLOC, address, live[address], rng.choice(lanes), site, thread)
         if rng.random() < 0.01:
             w.event(box.OOM, 5 * MIB, 9 * MIB, lanes[0])
-    for base, lane, _ in stretches:
+    for base, lane in mapped.items():
         device, stream, pool, _before = w.lanes[lane]
-        if mapped[base]:
+        if lane:
             w.segments.append((base, STRETCH, device, 1, stream, *pool))
     return box.load_black_box(w.write(path))
 
@@ -133,6 +137,14 @@ class Page:
             for i in np.flatnonzero((begin <= moment) & (moment < end))
         ]
 
+    def by_line(self, told: dict[str, Any], moment: int) -> Counter[str]:
+        """Live bytes."""
+        found: Counter[str] = Counter()
+        for _, size, place, _ in self.spans_at(told["blocks"], moment):
+            line = self.facts["lines"][self.facts["line"][place]]
+            found["(no" if line.startswith("(no") else line] += size
+        return found
+
 
 def seconds_to_event(recording: box.BlackBox) -> dict[float, int]:
     times = [(time - recording.begin) / 10**9 for time in recording.times]
@@ -171,15 +183,10 @@ def test_every_number_is_the_models(
         assert {event_of[time] for time in page.column(told["oom_time"])} <= set(moments)
         for moment in range(0, len(moments), max(1, len(moments) // 40)):
             event = moments[moment]
-            by_line: Counter[str] = Counter()
-            for _, size, place, _ in page.spans_at(told["blocks"], moment):
-                by_line[page.facts["lines"][page.facts["line"][place]]] += size
             wanted: Counter[str] = Counter()
             for site, size in model.states[event].items():
                 wanted[recording.sites[site][0] if site else "(no"] += size
-            unknown = [line for line in by_line if line.startswith("(no")]
-            by_line["(no"] = sum(by_line.pop(line) for line in unknown)
-            assert +by_line == wanted
+            assert page.by_line(told, moment) == wanted
             waiting = page.spans_at(told["pending"], moment)
             assert sum(size for _, size, _, _ in waiting) == model.waiting[event]
             pieces = page.spans_at(told["pieces"], moment)
@@ -195,6 +202,63 @@ def test_every_number_is_the_models(
             assert waiting.max() >= max(model.waiting)
         reserved = page.column(told["moment_reserved"]).reshape(-1, len(moments)).sum(axis=0)
         assert reserved.tolist() == [model.reserved[event] for event in moments]
+
+
+def pickled(snapshot: Any, file: Path) -> Path:
+    file.write_bytes(pickle.dumps(snapshot))
+    return file
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_snapshot_shows_what_a_recording_of_the_same_history_does(
+    seed: int, tmp_path: Path
+) -> None:
+    def states(recording: box.BlackBox, device: int) -> dict[Any, Any]:
+        """After each microsecond, and at last what is pending; where memory ran out."""
+        page = Page(recording)
+        told = page.facts["devices"][device]
+        reserved = page.column(told["moment_reserved"]).reshape(-1, told["moments"]["count"]).sum(0)
+        found: dict[Any, Any] = {
+            "ooms": [page.column(told[one]).tolist() for one in ("oom_asked", "oom_free")],
+            "end": sorted(one[:2] for one in page.spans_at(told["pending"], len(reserved) - 1)),
+        }
+        for moment, second in enumerate(page.column(told["moments"])):
+            us = round(second * 10**6) + recording.begin // 1000
+            found[us] = page.by_line(told, moment), reserved[moment]
+        return found
+
+    recording = random_recording(tmp_path / "f", seed, 300)
+    snapshot = load_for_view(pickled(snapshot_like(tmp_path / "f"), tmp_path / "s"))
+    for device in (0, 1):
+        found = states(snapshot, device)
+        assert len(found) > 50 and found.items() <= states(recording, device).items()
+
+
+def test_a_snapshot_that_begins_late_and_has_no_times(tmp_path: Path) -> None:
+    recorder = Recorder()
+    kept, gone, waits = (recorder.alloc(size * MIB) for size in (2, 3, 5))
+    recorder.request(waits)
+    recorder.cut()
+    recorder.alloc(30 * MIB, stream=0x100)
+    recorder.free(gone)
+    snapshot = snapshot_of(recorder)
+    for entry in snapshot["device_traces"][0]:
+        entry["time_us"] = 5
+    block = snapshot["segments"][0]["blocks"][0]
+    assert block["address"] == kept.address
+    for before, frames in (
+        ("(allocated before the recording)", []),
+        ("m.py:3 (f)", [{"filename": "m.py", "line": 3, "name": "f"}]),
+    ):
+        block["frames"] = frames
+        page = Page(load_for_view(pickled(snapshot, tmp_path / "late")))
+        (told,) = page.facts["devices"]
+        assert page.facts["has_stacks"] == bool(frames) and page.facts["older"] == 5
+        assert page.column(told["steps"]).tolist() == [0, 1, 2] and not page.facts["clock"]
+        assert page.column(told["highest"]).tolist() == [5 * MIB, 35 * MIB, 32 * MIB]
+        assert page.column(told["waiting"]).max() == 5 * MIB
+        last = told["moments"]["count"] - 1
+        assert page.by_line(told, last) == {before: 2 * MIB, "(no": 30 * MIB}
 
 
 @pytest.mark.parametrize("most", [7, 64, 1000, 5000])
@@ -237,6 +301,14 @@ def test_stacks_have_a_category_and_a_line() -> None:
     assert set(found) == set(CATEGORIES)
     assert line_of((layer, own, "/me/main.py:1 (main)")) == own
     assert line_of((layer, weights)) == layer
+
+
+def test_it_says_for_which_memory_the_host_was_held_back(tmp_path: Path) -> None:
+    page = Page(box.load_black_box(training().write(tmp_path / "f")))
+    (told,) = page.facts["devices"]
+    assert page.column(told["held_pending"]).tolist() == [20 * MIB] * 4
+    for line, stream in (told["held_for"][most] for most in told["held_most"]):
+        assert "data.py:44" in page.facts["lines"][line] and stream == "default stream"
 
 
 def test_old_events_are_before_the_timeline(tmp_path: Path) -> None:
@@ -295,10 +367,11 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize("hostile", ["", HOSTILE])
-def test_a_browser_shows_the_peak(hostile: str, tmp_path: Path) -> None:
-    file = training(hostile=hostile).write(tmp_path / "file.box")
-    assert main(["view", str(file)]) == 0
+@pytest.mark.parametrize("of", ["recording", HOSTILE, "snapshot"])
+def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
+    file = training(hostile=of if of == HOSTILE else "").write(tmp_path / "file.box")
+    shown = file if of != "snapshot" else pickled(snapshot_like(file), tmp_path / "file.pickle")
+    assert main(["view", str(shown)]) == 0
     peak = max(Model(box.load_black_box(file), 0).live)
     done = subprocess.run(
         [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
@@ -310,6 +383,9 @@ def test_a_browser_shows_the_peak(hostile: str, tmp_path: Path) -> None:
     page = Elements(done.stdout)
     assert f"({peak:,} bytes)" in page.texts["state"] and 'data-ready="true"' in done.stdout
     assert page.seen["img"] == 0 and page.seen["canvas"] == 2
+    assert "<b>Grew most:</b> ada/train.py:70 (log_loss), by 141.9 MiB" in done.stdout
+    assert ('id="holding" hidden' in done.stdout) == (of == "snapshot")
+    assert ("were pending, most of it from ada/data.py:44" in done.stdout) == (of != "snapshot")
 
 
 # ---- what is refused ----------------------------------------------------------------
@@ -319,10 +395,22 @@ def test_refused_files_leave_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = training(steps=1).write(tmp_path / "whole").read_bytes()
+    snapshot = snapshot_like(tmp_path / "whole")
+    pickle_of = pickle.dumps(snapshot)
+    snapshot["device_traces"][0] *= 2
+    huge, quiet = Recorder(), Recorder()
+    huge.alloc(1 << 41)
+    quiet.note()
     for name, data, words in (
         ("cut", whole[:-40], "cut off"), ("short", whole[:50], "cut off"),
-        ("other", b"hello, this is no recording", "no recording"), ("empty", b"", "no recording"),
-        ("pickle", b"\x80\x04K\x01.", "`replay`"), ("packed", b"\x1f\x8b\x08", "`replay`"),
+        ("other", b"hello, this is no recording", "not a memory snapshot"),
+        ("empty", b"", "the file is empty"), ("cut pickle", pickle_of[:-40], "truncated"),
+        ("code", pickle.dumps(main), "asks for 'esper_alloc.cli.main.main'"),
+        ("packed", b"\x1f\x8b\x08", "truncated"),
+        ("huge", pickle.dumps(snapshot_of(huge)), "more was live at once than any device has"),
+        ("no history", pickle.dumps({"segments": [], "device_traces": [[]]}), "no trace in it"),
+        ("contradiction", pickle.dumps(snapshot), "contradicts the segments at the end"),
+        ("quiet", pickle.dumps(snapshot_of(quiet)), "no events"),
         ("version", whole[:8] + b"\x09" + whole[9:], "another version"),
         ("nothing", Writer().write(tmp_path / "nothing").read_bytes(), "no events"),
     ):  # fmt: skip

@@ -25,6 +25,7 @@ function bytes(value) {
   return value + " B";
 }
 function seconds(value, span = 0) {
+  if (!facts.clock) return "entry " + count(Math.round(value));
   const digits = span > 100 ? 1 : span > 1 || !span ? 3 : span > 1e-3 ? 6 : 9;
   return value.toFixed(digits) + " s";
 }
@@ -107,7 +108,7 @@ function decode(told) {
     reserved: split(column(told.reserved), n), waiting: split(column(told.waiting), n),
     category: stacks(told.by_category, n), line: stacks(told.by_line, n),
     oomTime: column(told.oom_time), oomFree: column(told.oom_free), oomAsked: column(told.oom_asked),
-    heldTime: column(told.held_time), heldUs: column(told.held_us), heldAsked: column(told.held_asked),
+    heldTime: column(told.held_time), heldUs: column(told.held_us), heldAsked: column(told.held_asked), heldPending: column(told.held_pending),
   };
 }
 
@@ -117,6 +118,7 @@ const shown = owner => {
   const one = state.device.owners[owner];
   return (!state.stream || one.stream === state.stream) && (!state.pool || one.pool === state.pool);
 };
+const has = row => row.some(one => one > 0);
 const isFiltered = () => Boolean(state.stream || state.pool);
 function groupNames() {
   if (state.group === "category") return facts.categories;
@@ -130,6 +132,11 @@ function groupOfPlace(place) {
   if (state.group === "category") return facts.category[place];
   const rank = state.device.top_lines.indexOf(facts.line[place]);
   return rank < 0 ? state.device.top_lines.length : rank;
+}
+// Those that ever hold anything, whatever is filtered.
+function presentGroups() {
+  const d = state.device, names = groupNames();
+  return [...names.keys()].filter(g => d.owners.some((_, owner) => has(d[state.group][owner * names.length + g])));
 }
 function sum(rows, n) {
   if (rows.length === 1) return rows[0];
@@ -266,8 +273,7 @@ function drawMarks(u) {
     ctx.lineTo(x, bbox.top + 9 * scale);
     ctx.fill();
   });
-  line(d.moments[state.from], ink("faint"), [2, 4]);
-  line(d.moments[state.to], ink("faint"), [2, 4]);
+  if (facts.has_stacks) for (const moment of [state.from, state.to]) line(d.moments[moment], ink("faint"), [2, 4]);
   line(d.moments[state.moment], ink("accent"), [], "");
   d.oomTime.forEach((time, i) => line(time, ink("alarm"), [6, 3], i === d.oomTime.length - 1 ? "out of memory" : ""));
   ctx.restore();
@@ -290,12 +296,12 @@ function makePlot() {
     cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false }, y: false, bind: { dblclick: () => () => zoom(...whole()) } },
     scales: { x: { time: false, auto: false }, y: { auto: false } },
     axes: [
-      { ...axis, space: 80, values: (u, ticks) => ticks.map(one => +one.toFixed(9) + " s") },
+      { ...axis, space: 80, values: (u, ticks) => ticks.map(one => facts.clock ? +one.toFixed(9) + " s" : count(one)) },
       { ...axis, size: 74, splits: byteSplits, values: tickLabels },
     ],
     series: [{}, ...areas,
       stroke("reserved", ink("ink"), [], 2),
-      stroke("pending", PENDING, [7, 4], 2),
+      { ...stroke("pending", PENDING, [7, 4], 2), show: has(all.waiting) },
       stroke("lowest live", ink("faint"), [], 1)],
     hooks: { draw: [drawMarks], setCursor: [u => legend(u.cursor.left >= 0 ? u.posToVal(u.cursor.left, "x") : null)], setSelect: [select] },
   }, [[], ...Array(names.length + 3).fill([])], $("chart"));
@@ -362,13 +368,21 @@ function legend(time) {
     make("span", short(name), one, "name").title = name;
     make("span", value(row), one, "number");
   };
-  groupNames().forEach((name, g) => entry(name, all.stack[g], groupColour(g)));
+  const mark = (sign, name, colour) => {
+    const one = make("div", null, box, "entry");
+    make("span", sign, one).style.color = colour;
+    make("span", name, one, "name");
+  };
+  for (const g of presentGroups()) entry(groupNames()[g], all.stack[g], groupColour(g));
   entry("reserved from the device", all.reserved, ink("ink"), "stroke");
-  entry("pending: freed, waiting for marked uses", all.waiting, PENDING, "stroke dashed");
+  if (has(all.waiting)) entry("pending: freed, waiting for " + (facts.snapshot ? "other streams" : "marked uses"), all.waiting, PENDING, "stroke dashed");
   if (all.lowest || reduced) entry("lowest live nearby", all.lowest || all.live, ink("faint"), "stroke");
+  mark("│", "the moment that is explained below", ink("accent"));
+  if (facts.has_stacks) mark("┊", "compared under “Which lines grew”", ink("faint"));
+  if (d.held_count) mark("▼", "the host was held back", ink("ink"));
 }
 function savePng() {
-  const names = groupNames(), scale = devicePixelRatio, from = plot.ctx.canvas, line = 20 * scale;
+  const scale = devicePixelRatio, names = presentGroups().map(g => [short(groupNames()[g]), groupColour(g)]), from = plot.ctx.canvas, line = 20 * scale;
   const canvas = document.createElement("canvas");
   canvas.width = from.width;
   canvas.height = from.height + line * (names.length + 4);
@@ -379,7 +393,7 @@ function savePng() {
   ctx.fillStyle = ink("ink");
   ctx.fillText(`${facts.path}, device ${state.device.device}`, 10 * scale, line * 0.8);
   ctx.drawImage(from, 0, line);
-  const entries = [...names.map((name, g) => [short(name), groupColour(g)]), ["reserved (line)", ink("ink")], ["pending (dashed)", PENDING]];
+  const entries = [...names, ["reserved (line)", ink("ink")], ...(has(all.waiting) ? [["pending (dashed)", PENDING]] : [])];
   entries.forEach(([name, colour], i) => {
     const y = from.height + line * (i + 1.6);
     ctx.fillStyle = colour;
@@ -425,6 +439,17 @@ function byLine(moment) {
   }
   return [...lines.values()].sort((a, b) => b.bytes - a.bytes);
 }
+// Bytes by stream and pool, under the filters: the largest first.
+function byOwner(moment) {
+  const d = state.device, sums = of => {
+    const found = d.owners.map(() => 0);
+    for (const i of there(of, moment)) found[of.owner[i]] += of.size[i];
+    return found;
+  };
+  const live = sums(d.blocks), waiting = sums(d.pending);
+  return d.owners.map((one, i) => ({ ...one, live: live[i], waiting: waiting[i], reserved: d.momentReserved[i][moment] }))
+    .filter((one, i) => shown(i) && (one.live || one.waiting || one.reserved)).sort((a, b) => b.live - a.live || b.reserved - a.reserved);
+}
 // heads: [text, class]. rows: functions that fill a row. The first 25, then all on demand.
 function table(box, heads, rows) {
   box.replaceChildren();
@@ -454,8 +479,16 @@ function explain() {
   const live = rows.reduce((sum, one) => sum + one.bytes, 0);
   const waiting = total(d.pending, there(d.pending, at));
   const reserved = d.momentReserved.reduce((sum, row, owner) => sum + (shown(owner) ? row[at] : 0), 0);
+  $("owners").hidden = d.owners.length < 2;
+  table($("owners"), [["Stream"], ["Pool"], ["Live", "number"], ["Pending", "number few"], ["Reserved", "number"]], byOwner(at).map(one => row => {
+    make("td", one.stream, row);
+    make("td", one.pool, row);
+    make("td", bytes(one.live), row, "number");
+    make("td", bytes(one.waiting), row, "number few");
+    make("td", bytes(one.reserved), row, "number");
+  }));
   $("when").textContent = `${nameOf(at)} ${seconds(d.moments[at])}`;
-  $("state").textContent = `${bytes(live)} live (${count(live)} bytes), ${bytes(waiting)} pending, ${bytes(reserved)} reserved`
+  $("state").textContent = `${bytes(live)} live (${count(live)} bytes), ${waiting ? bytes(waiting) + " pending, " : ""}${bytes(reserved)} reserved`
     + (isFiltered() ? `; only ${[state.stream, state.pool].filter(Boolean).join(", ")}` : "") + ".";
   table($("live"), [["Line of code"], ["Bytes", "number"], ["Share", "number"], ["Blocks", "number few"]], rows.map(one => row => {
     lineCell(row, one.line, [...one.places.values()].sort((a, b) => b.bytes - a.bytes));
@@ -528,33 +561,39 @@ function findParts(moment) {
     }
     if (at < segment.end) found.push({ segment, address: at, size: segment.end - at, kind: "free" });
   }
-  return { segments, found, outside: isFiltered() ? 0 : blocks.length - placed };
+  const bytesOf = kind => found.reduce((sum, one) => sum + (one.kind === kind ? one.size : 0), 0);
+  const gaps = found.filter(one => one.kind === "free");
+  return {
+    segments, found, outside: isFiltered() ? 0 : blocks.length - placed,
+    reserved: segments.reduce((sum, one) => sum + one.end - one.begin, 0),
+    live: bytesOf("live"), pending: bytesOf("pending"), free: bytesOf("free"),
+    gaps: `${count(gaps.length)} ${gaps.length === 1 ? "gap" : "gaps"}, the largest of ${bytes(gaps.reduce((most, one) => Math.max(most, one.size), 0))}`,
+  };
 }
 function drawMap() {
-  const { segments, found, outside } = findParts(state.moment), canvas = $("map");
+  const { segments, found, outside, reserved, live, pending, free, gaps } = findParts(state.moment), canvas = $("map");
   parts = found;
-  const bytesOf = kind => parts.reduce((sum, one) => sum + (one.kind === kind ? one.size : 0), 0);
-  const gaps = parts.filter(one => one.kind === "free"), largest = gaps.reduce((most, one) => Math.max(most, one.size), 0);
-  const reserved = segments.reduce((sum, one) => sum + one.end - one.begin, 0), free = bytesOf("free");
   $("segments").textContent = !segments.length
     ? "No segment is known at this moment" + (facts.urgent ? ": the file was written in haste, and tells only of segments that came later." : ".")
-    : `${count(segments.length)} ${segments.length === 1 ? "segment" : "segments"} of ${bytes(reserved)}: ${bytes(bytesOf("live"))} live, ${bytes(bytesOf("pending"))} pending, `
-      + `${bytes(free)} free in ${count(gaps.length)} ${gaps.length === 1 ? "gap" : "gaps"}, the largest of ${bytes(largest)}.`
+    : `${count(segments.length)} ${segments.length === 1 ? "segment" : "segments"} of ${bytes(reserved)}: ${bytes(live)} live, ${pending ? bytes(pending) + " pending, " : ""}`
+      + `${bytes(free)} (${percent(free / reserved)}) free in ${gaps}.`
       + (outside ? ` ${count(outside)} blocks are outside of the segments that are known.` : "");
   const width = canvas.clientWidth, scale = devicePixelRatio, height = 16, gap = 5;
   const rows = Math.max(1, Math.min(28, Math.ceil(segments.length / 3) + 12));
-  // Segments follow one another, through the ends of rows; each begins two pixels after the last.
-  const perPixel = reserved / Math.max(1, width * rows - 2 * segments.length);
+  // Segments follow one another, through the ends of rows; each begins two pixels after the last,
+  // or less where they are many.
+  const between = Math.min(2, width * rows / 4 / segments.length);
+  const perPixel = reserved / Math.max(1, width * rows - between * segments.length);
   canvas.height = (segments.length ? rows * (height + gap) : 1) * scale;
   canvas.width = width * scale;
   canvas.style.height = canvas.height / scale + "px";
   const ctx = canvas.getContext("2d");
   ctx.scale(scale, scale);
-  const colours = { free: ink("panel"), pending: PENDING };
+  const colours = { free: ink("panel"), pending: PENDING }, rule = ink("rule"), paper = ink("paper");
   layout = { width, height: height + gap, places: [] };
   let x = 0, segment = null;
   for (const part of parts) {
-    if (part.segment !== segment) x += segment ? 2 : 0;
+    if (part.segment !== segment) x += segment ? between : 0;
     segment = part.segment;
     const begin = x, end = x + part.size / perPixel;
     layout.places.push(begin);
@@ -564,11 +603,11 @@ function drawMap() {
       ctx.fillStyle = inner;
       ctx.fillRect(from - row * width, y, to - from, height);
       if (part.kind === "free") {
-        ctx.fillStyle = ink("rule");
+        ctx.fillStyle = rule;
         ctx.fillRect(from - row * width, y, to - from, 1);
         ctx.fillRect(from - row * width, y + height - 1, to - from, 1);
       } else if (to - from > 3) {
-        ctx.fillStyle = ink("paper");
+        ctx.fillStyle = paper;
         ctx.fillRect(to - row * width - 0.5, y, 0.5, height);
       }
       if (to <= from) break;
@@ -583,8 +622,8 @@ function drawMap() {
     swatch(one, colour);
     make("span", name, one);
   };
-  groupNames().forEach((name, g) => entry(short(name), groupColour(g)));
-  entry("pending", PENDING);
+  for (const g of presentGroups()) entry(short(groupNames()[g]), groupColour(g));
+  if (state.device.pending.length) entry("pending", PENDING);
   entry("free", ink("rule"));
 }
 function point(event) {
@@ -604,18 +643,21 @@ function point(event) {
 
 // ---- growth, and the host ---------------------------------------------------------------------
 
-function grow() {
-  const d = state.device, before = new Map(byLine(state.from).map(one => [one.line, one])), rows = [];
+function growth() {
+  const before = new Map(byLine(state.from).map(one => [one.line, one])), rows = [];
   for (const now of byLine(state.to)) {
     const old = before.get(now.line);
     before.delete(now.line);
     rows.push({ line: now.line, places: now.places, from: old ? old.bytes : 0, to: now.bytes, more: now.count - (old ? old.count : 0) });
   }
   for (const old of before.values()) rows.push({ line: old.line, places: old.places, from: old.bytes, to: 0, more: -old.count });
-  rows.sort((a, b) => b.to - b.from - a.to + a.from);
+  return rows.filter(one => one.to !== one.from).sort((a, b) => b.to - b.from - a.to + a.from);
+}
+function grow() {
+  const d = state.device;
   $("between").textContent = `From ${seconds(d.moments[state.from])} to ${seconds(d.moments[state.to])}`;
   const sign = value => (value > 0 ? "+" : "");
-  table($("grown"), [["Line of code"], ["From", "number few"], ["To", "number few"], ["Growth", "number"], ["Blocks", "number"]], rows.filter(one => one.to !== one.from).map(one => row => {
+  table($("grown"), [["Line of code"], ["From", "number few"], ["To", "number few"], ["Growth", "number"], ["Blocks", "number"]], growth().map(one => row => {
     lineCell(row, one.line, [...one.places.values()].sort((a, b) => b.bytes - a.bytes));
     make("td", bytes(one.from), row, "number few");
     make("td", bytes(one.to), row, "number few");
@@ -633,17 +675,39 @@ function thirds() {
   state.from = highest(0, Math.max(1, lowerBound(moments, first + span / 3)));
   state.to = highest(Math.min(moments.length - 1, lowerBound(moments, first + 2 * span / 3)), moments.length);
 }
+const heldInAll = d => `${count(d.held_count)} ${d.held_count === 1 ? "time" : "times"}, ${microseconds(d.held_total_us)} in all`;
+function waitedFor(d, i) {
+  const [line, stream] = d.heldPending[i] && d.held_for[d.held_most[i]] || [];
+  return line === undefined ? "" : short(facts.lines[line]) + (stream ? `, used on the ${stream}` : "");
+}
 function holding() {
   const d = state.device, rows = [...d.heldTime.keys()].sort((a, b) => d.heldUs[b] - d.heldUs[a]);
   $("held").textContent = d.held_count
-    ? `${count(d.held_count)} times, ${microseconds(d.held_total_us)} in all. The host waited for marked uses to end rather than ask the device for more memory. The longest first:`
+    ? `${heldInAll(d)}. The host waited until other streams had passed their marked uses of freed memory, rather than ask the device for more. The longest first:`
     : "Never.";
   $("heldrows").replaceChildren();
-  if (d.held_count) table($("heldrows"), [["Time"], ["Waited", "number"], ["Asked for", "number"]], rows.map(i => row => {
-    make("td", seconds(d.heldTime[i]), row);
+  if (d.held_count) table($("heldrows"), [["Time"], ["Waited", "number"], ["Asked for", "number few"], ["Pending", "number"], ["Most of it"]], rows.map(i => row => {
+    make("td", seconds(d.heldTime[i]), row, "time");
     make("td", microseconds(d.heldUs[i]), row, "number");
-    make("td", bytes(d.heldAsked[i]), row, "number");
+    make("td", bytes(d.heldAsked[i]), row, "number few");
+    make("td", bytes(d.heldPending[i]), row, "number");
+    make("td", waitedFor(d, i), row);
   }));
+}
+
+function summary() {
+  const d = state.device, box = $("short"), live = d.momentLive[d.peak], [top] = byLine(d.peak), [grew] = growth();
+  const [owner] = byOwner(d.peak), end = findParts(d.moments.length - 1);
+  const say = (name, text) => make("li", null, box).append(make("b", name), " " + text);
+  box.replaceChildren();
+  say("Peak:", `${bytes(live)} live at ${seconds(d.moments[d.peak])}` + (facts.has_stacks && top ? `, the largest part, ${bytes(top.bytes)} (${percent(top.bytes / live)}), from ${short(facts.lines[top.line])}.` : "."));
+  if (d.owners.length > 1 && owner) say("Holds most then:", `${owner.stream}, ${owner.pool}, with ${bytes(owner.live)} live${owner.reserved ? ` and ${bytes(owner.reserved)} reserved` : ""}.`);
+  if (facts.has_stacks) say("Grew most:", grew && grew.to > grew.from ? `${short(facts.lines[grew.line])}, by ${bytes(grew.to - grew.from)} from ${seconds(d.moments[state.from])} to ${seconds(d.moments[state.to])}.` : "no line.");
+  if (d.held_count) {
+    const longest = d.heldUs.indexOf(Math.max(...d.heldUs)), what = waitedFor(d, longest);
+    say("The host was held back:", `${heldInAll(d)}, ${microseconds(d.heldUs[longest])} at most, while ${bytes(d.heldPending[longest])} were pending` + (what ? `, most of it from ${what}.` : "."));
+  }
+  if (end.reserved) say("At the end:", `${bytes(end.reserved)} reserved, of which ${bytes(end.free)} (${percent(end.free / end.reserved)}) were free in ${end.gaps}.`);
 }
 
 // ---- the page -----------------------------------------------------------------------------------
@@ -651,7 +715,7 @@ function holding() {
 function options(select, values, first) {
   select.replaceChildren();
   for (const value of values) make("option", value || first, select).value = value;
-  select.disabled = values.length < 3 && first;
+  select.parentElement.hidden = values.length < 3;
 }
 function useDevice(number) {
   state.device = decode(facts.devices[number]);
@@ -663,6 +727,7 @@ function useDevice(number) {
   state.range = whole();
   state.moment = state.device.peak;
   thirds();
+  summary();
   makeJumps();
   refresh();
 }
@@ -674,11 +739,18 @@ function refresh() {
 }
 function about() {
   $("file").textContent = facts.path.split("/").pop();
-  const began = new Date(facts.begin * 1000), info = Object.entries(facts.info).map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`);
-  $("about").textContent = [`Written: ${facts.why || "no reason given"}`, `process ${facts.pid}`, `began ${began.toISOString().replace("T", " ").slice(0, 19)} UTC`,
-    `${seconds(facts.end - facts.begin, 50)} long`, `${count(facts.events)} events`, ...info].join(" · ");
+  const began = "began " + new Date(facts.begin * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC", info = Object.entries(facts.info).map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`);
+  $("about").textContent = [...(facts.snapshot ? ["A snapshot of PyTorch's"] : [`Written: ${facts.why || "no reason given"}`, `process ${facts.pid}`]),
+    ...(facts.clock ? [began, `${seconds(facts.end - facts.begin, 50)} long`] : ["without times"]), `${count(facts.events)} events`, ...info].join(" · ");
   const note = text => make("li", text, $("notes"));
-  if (facts.older) note("The recording holds the newest events only. Of what happened earlier, it knows what was still live: the timeline begins where it is complete.");
+  const categories = new Set(facts.category).size > 1;
+  if (!categories) $("group").value = state.group = "line";
+  $("group").parentElement.hidden = !facts.has_stacks || !categories;
+  $("growing").hidden = $("live").hidden = !facts.has_stacks;
+  $("holding").hidden = facts.snapshot;
+  if (!facts.has_stacks) note("No Python stacks were recorded, so nothing is told by line of code." + (facts.snapshot ? " torch.cuda.memory._record_memory_history() records them, unless its context is None." : ""));
+  if (facts.older && facts.snapshot) note("Of what was allocated before the first entry, the snapshot knows what was still live.");
+  else if (facts.older) note("The recording holds the newest events only. Of what happened earlier, it knows what was still live: the timeline begins where it is complete.");
   if (facts.lost) note(`${count(facts.lost)} events could not be recorded.`);
   if (facts.urgent) note("The file tells of no segments at its end. The map shows only segments that came while it recorded, or went.");
   for (const d of facts.devices) {
@@ -686,7 +758,9 @@ function about() {
     device.oomTime.forEach((time, i) => i < 3 && note(`Device ${d.device} ran out of memory at ${seconds(time)}: ${bytes(device.oomAsked[i])} were asked for, and ${bytes(device.oomFree[i])} of the device were free.`));
     if (device.moments.length < device.steps.length) $("rules").append(make("p", `Device ${d.device}: the timeline has ${count(device.steps.length)} steps, each shown by its highest moment; what was live is known exactly at ${count(device.moments.length)} moments, and a click goes to the nearest.`));
   }
-  for (const text of facts.rules) make("p", text, $("rules"));
+  if (categories) make("p", facts.rules[0], $("rules"));
+  if (facts.has_stacks) make("p", facts.rules[1], $("rules"));
+  $("rules").parentElement.hidden = !$("rules").childElementCount;
 }
 function useTheme(theme) {
   state.theme = document.documentElement.dataset.theme = theme;
