@@ -1,8 +1,8 @@
 /* hold_back.h: before memory grows, the host waits for pending memory.
  *
  * A host that runs ahead of the GPU frees memory long before other streams are done with it, and
- * takes new memory meanwhile. So when more than an allowance of a heap's memory is pending, malloc
- * waits on the host for the oldest work that it waits for. The GPU must stay busy meanwhile. So as
+ * takes new memory meanwhile. So when a heap's awaited memory and the request exceed an allowance,
+ * malloc waits on the host for the oldest work that this memory waits for. The GPU must stay busy meanwhile. So as
  * long as memory can grow, the blocks that became pending last are not waited for: two, and a large
  * one behind smaller ones. The allowance is doubled when a wait left both streams idle and nothing
  * pending.

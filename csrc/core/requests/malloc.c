@@ -1,28 +1,27 @@
-/* malloc.c: malloc.
+/* malloc.c: malloc. Functions stand before their callers: begin with malloc_block, at the end.
  *
  * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
- * that has nothing, malloc_block tries these steps in order, and stops at the first that serves.
- * malloc_block itself has the first; find_slowly, find_or_grow and wait_and_release order the
- * others:
+ * that has nothing, malloc_block tries these steps in the order that find_slowly, find_or_grow and
+ * wait_and_release give them, and stops at the first that serves:
  *   1. request_take_ready: a ready block of its own heap
  *   2. take_retired: the same after retiring events
- *   3. borrow: a completed block of another heap, lent
- *   4. hold_back: if more than an allowance of the heap's memory is pending, the host waits for
- *      the oldest work that it waits for; then steps 2 to 4 again
- *   5. take_grown: new memory. This comes before step 3 if the heap has borrowed many small blocks.
+ *   3. borrow: a completed block of another heap, lent. If the heap has borrowed many small blocks,
+ *      step 5 comes first
+ *   4. hold_back: if the heap's awaited memory and the request exceed the allowance, the host waits
+ *      for the oldest work that this memory waits for; then steps 2 to 4 again
+ *   5. take_grown: new memory
  *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
  *   7. find_in_spare_pools: memory of pools that may be used when memory is short
  *   8. wait_and_release: the host waits for one event after the other, then for the whole device,
- *      and tries steps 2, 3 and 7 again. Then cached memory goes back for new memory. Last comes
- *      take_returned, when a sleep that is under way has sent its pages
+ *      and tries steps 2, 3 and 7 again. Then the driver gets cached memory back, and new memory is
+ *      created. Last comes take_returned, when a sleep that is under way has sent its pages
  *
  * No step makes a stream wait (rule 2). Each takes the device's lock for itself; the host waits
  * without it, and driver calls are made without it, on claimed blocks. Inside a capture three kinds
  * of memory serve: what the stream itself freed in it, what its pool had when it was quiesced, and
- * new memory, then take_returned. There the host waits for no event.
+ * new memory; then step 6 and take_returned. There the host waits for no event.
  *
  * Memory with a fence (esper_fence) is always new: take_fenced instead of all these steps.
- *
  * malloc_capture.c has the steps inside a capture, hold_back.c the waits of step 4. request.c has
  * the ends of a request, and release.c gives memory back to the driver. */
 #include "malloc.h"
@@ -60,22 +59,22 @@ static block_t *take_retired(const request_t *q)
   return block;
 }
 
-/* A loan costs more time than a block of the heap's own, and a small segment costs little memory.
- * So a heap that has borrowed many small blocks grows instead. */
+/* A loan costs more time than a block of the heap's own. A heap that has borrowed so many small
+ * blocks that one small segment would have cost as little grows instead. */
 static bool borrows_too_often(const request_t *q)
 {
-  enum { MANY = 32 }; /* loans cost about as much as a small segment */
+  enum { MANY = 32 };
   lock(&q->device->lock);
   bool often = !q->large && q->heap->borrowed >= MANY;
   if (often)
-    q->heap->borrowed = 0; /* even if it cannot grow */
+    q->heap->borrowed = 0; /* it may borrow again, even if it cannot grow now */
   unlock(&q->device->lock);
   return often;
 }
 
-/* Step 3. Not in a private pool with graphs: replays touch its memory whenever they like. The
- * owner order that blocks of other heaps owe has often completed unnoticed. So the first round
- * asks about it, and the second round looks again. */
+/* Step 3. A private pool with graphs lends nothing, because replays touch its memory at any time.
+ * What the other heaps' streams did before has often completed unnoticed. So the first round asks
+ * the driver about it, and the second round looks again. */
 static block_t *borrow(const request_t *q)
 {
   for (int round = 0;; round++) {
@@ -110,44 +109,6 @@ static block_t *borrow(const request_t *q)
   }
 }
 
-/* One thread at a time, because growing moves memory that other threads cannot find meanwhile. But
- * a MemPool's own allocator may wait for something that another thread holds, so it is called
- * without the lock. */
-static void growth_begin(const request_t *q)
-{
-  if (!q->pool->source.obtain)
-    lock(&q->device->growth_lock);
-}
-
-static void growth_end(const request_t *q)
-{
-  if (!q->pool->source.obtain)
-    unlock(&q->device->growth_lock);
-}
-
-static block_t *take_grown_locked(const request_t *q, bool alone, esper_status *status)
-{
-  block_t *block = NULL;
-  bool outer = callback_begin(); /* a MemPool's own allocator may be called */
-  *status = grow(q->heap, q->size, q->large, alone, &block);
-  callback_end(outer);
-  if (*status != ESPER_OK)
-    return NULL;
-  lock(&q->device->lock);
-  request_hand_out(q, block);
-  unlock(&q->device->lock);
-  return block;
-}
-
-/* Step 5. `alone`: by new pages only. */
-static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
-{
-  growth_begin(q);
-  block_t *block = take_grown_locked(q, alone, status);
-  growth_end(q);
-  return block;
-}
-
 /* Steps 2 and 3. */
 static block_t *find_completed(const request_t *q)
 {
@@ -164,24 +125,55 @@ static block_t *find_held_back(const request_t *q)
   return block;
 }
 
-/* ---- malloc ------------------------------------------------------------ */
-
-/* Steps 2 to 5. */
-static block_t *find_or_grow(const request_t *q, esper_status *status)
+/* One thread at a time, because growing moves memory that other threads cannot find meanwhile. But
+ * a MemPool's own allocator may wait for something that another thread holds, so it is called
+ * without the lock. */
+static void growth_begin(const request_t *q)
 {
-  block_t *block;
-  if (q->capture)
-    return (block = malloc_take_inside(q)) ? block : take_grown(q, false, status);
-  if ((block = take_retired(q)))
-    return block;
-  if (borrows_too_often(q) && (block = take_grown(q, true, status)))
-    return block;
-  if ((block = borrow(q)) || (block = find_held_back(q)))
-    return block;
-  return take_grown(q, false, status);
+  if (!q->pool->source.obtain)
+    lock(&q->device->growth_lock);
 }
 
-/* Step 7. */
+static void growth_end(const request_t *q)
+{
+  if (!q->pool->source.obtain)
+    unlock(&q->device->growth_lock);
+}
+
+/* `alone`: by new pages only. */
+static block_t *grow_and_hand_out(const request_t *q, bool alone, esper_status *status)
+{
+  block_t *block = NULL;
+  bool outer = callback_begin(); /* a MemPool's own allocator may be called */
+  *status = grow(q->heap, q->size, q->large, alone, &block);
+  callback_end(outer);
+  if (*status != ESPER_OK)
+    return NULL;
+  lock(&q->device->lock);
+  request_hand_out(q, block);
+  unlock(&q->device->lock);
+  return block;
+}
+
+/* Step 5. */
+static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
+{
+  growth_begin(q);
+  block_t *block = grow_and_hand_out(q, alone, status);
+  growth_end(q);
+  return block;
+}
+
+/* Step 6. */
+static bool call_free_memory(const esper_config *given)
+{
+  bool outer = callback_begin();
+  bool freed = given->free_memory && given->free_memory(given->free_memory_context);
+  callback_end(outer);
+  return freed;
+}
+
+/* Step 7. Walks to the end, because pool_next_spare leaves each pool when it comes to the next. */
 static block_t *find_in_spare_pools(const request_t *q)
 {
   block_t *block = NULL;
@@ -197,29 +189,6 @@ static block_t *find_in_spare_pools(const request_t *q)
       block = find_completed(&there);
   }
   return block;
-}
-
-/* The end of step 8: once more, after a sleep that is sending pages away, and while no other thread
- * grows or gives memory back. */
-static block_t *take_returned(const request_t *q, esper_status *status)
-{
-  lock(&q->device->sending_lock);
-  unlock(&q->device->sending_lock);
-  growth_begin(q);
-  block_t *block = q->capture ? malloc_take_inside(q) : find_completed(q);
-  if (!block)
-    block = take_grown_locked(q, false, status);
-  growth_end(q);
-  return block;
-}
-
-/* Step 6. */
-static bool call_free_memory(const esper_config *given)
-{
-  bool outer = callback_begin();
-  bool freed = given->free_memory && given->free_memory(given->free_memory_context);
-  callback_end(outer);
-  return freed;
 }
 
 typedef struct draining {
@@ -241,8 +210,8 @@ static esper_status drain_unlocked(const request_t *q, unsigned how)
   return d.status;
 }
 
-/* Waits for the device, as `limited` says, and takes what has completed then, or new memory in
- * place of cached memory that goes back. */
+/* Waits for the device, and takes what has completed then, or new memory in place of cached memory
+ * that goes back. `limited`: gives up on work that does not complete in time. */
 static block_t *drain_and_release(const request_t *q, bool limited, esper_status *drained,
                                   esper_status *status)
 {
@@ -258,8 +227,22 @@ static block_t *drain_and_release(const request_t *q, bool limited, esper_status
   return NULL;
 }
 
-/* Step 8: the host waits. Work that may never complete is waited for last of all, in place of an
- * error. */
+/* The end of step 8: once more, when a sleep that is under way has sent its pages, and while no
+ * other thread grows or gives memory back. */
+static block_t *take_returned(const request_t *q, esper_status *status)
+{
+  lock(&q->device->sending_lock);
+  unlock(&q->device->sending_lock);
+  growth_begin(q);
+  block_t *block = q->capture ? malloc_take_inside(q) : find_completed(q);
+  if (!block)
+    block = grow_and_hand_out(q, false, status);
+  growth_end(q);
+  return block;
+}
+
+/* Step 8: the host waits. Work that did not complete in time is waited for last of all, without a
+ * limit, in place of an error. */
 static block_t *wait_and_release(const request_t *q, esper_status *status)
 {
   block_t *block = NULL;
@@ -277,19 +260,6 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
       (drained == ESPER_NOT_READY && (block = drain_and_release(q, false, &drained, status))))
     return block;
   return take_returned(q, status);
-}
-
-/* Steps 2 to 8. */
-static block_t *find_slowly(const request_t *q, esper_status *status)
-{
-  block_t *block = find_or_grow(q, status);
-  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(&q->config->as_given))
-    block = find_or_grow(q, status);
-  if (block || *status != ESPER_OUT_OF_MEMORY)
-    return block;
-  if (q->capture)
-    return take_returned(q, status);
-  return (block = find_in_spare_pools(q)) ? block : wait_and_release(q, status);
 }
 
 /* ---- with a fence ------------------------------------------------------ */
@@ -322,6 +292,36 @@ static block_t *take_fenced(request_t *q, esper_status *status)
       release_cached(q->device, NULL, false, SIZE_MAX))
     block = raise_fence(q, SIZE_MAX, status);
   return block;
+}
+
+/* ---- malloc ------------------------------------------------------------ */
+
+/* Steps 2 to 5. */
+static block_t *find_or_grow(const request_t *q, esper_status *status)
+{
+  block_t *block;
+  if (q->capture)
+    return (block = malloc_take_inside(q)) ? block : take_grown(q, false, status);
+  if ((block = take_retired(q)))
+    return block;
+  if (borrows_too_often(q) && (block = take_grown(q, true, status)))
+    return block;
+  if ((block = borrow(q)) || (block = find_held_back(q)))
+    return block;
+  return take_grown(q, false, status);
+}
+
+/* Steps 2 to 8. */
+static block_t *find_slowly(const request_t *q, esper_status *status)
+{
+  block_t *block = find_or_grow(q, status);
+  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(&q->config->as_given))
+    block = find_or_grow(q, status);
+  if (block || *status != ESPER_OUT_OF_MEMORY)
+    return block;
+  if (q->capture)
+    return take_returned(q, status);
+  return (block = find_in_spare_pools(q)) ? block : wait_and_release(q, status);
 }
 
 static heap_t *heap_of(const request_t *q)
@@ -418,7 +418,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
     return status;
   }
   const size_t rounded = try.size ? try.size : config_round(config, size);
-  /* Every field is named: to clear the request first would take as long as the device's lock. */
+  /* Every field is named: to clear the request first would take as long as taking the lock. */
   request_t q = {.core = core,
                  .device = device,
                  .pool = pool,
@@ -441,7 +441,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
     return error_from_driver(core,
                              core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
   }
-  /* An invalidated capture never runs, so the memory will be used after it. */
+  /* An invalidated capture never runs, so this malloc counts as outside of any. */
   if (q.capture == ESPER_CAPTURE_INVALID)
     q.capture = 0;
   if (q.capture)

@@ -1,5 +1,5 @@
-// cuBLAS's workspaces. PyTorch allocates one for a handle and a stream when they first need it, under
-// the tag that is then in effect, and uses it for all later work.
+// cuBLAS's workspaces. PyTorch allocates one when a handle first needs it on a stream, under the
+// tag that is then in effect, and uses it for all later work there.
 #pragma once
 
 #include <cstddef>
