@@ -449,6 +449,64 @@ say(before=before, one=one, both=both, after=simulated.mappings(), readable=read
     assert found["none"] == "TypeError: tag=None: pass a name"
 
 
+def test_the_memory_saver_takes_a_whole_program_as_slimes_trainers_ask(run: Run) -> None:
+    code = """
+from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver
+
+x = on_device(torch.arange(MIB))
+with saver.region("kv"):
+    y = on_device(torch.ones(MIB))
+found = []
+for step in range(3):
+    saver.pause()
+    asleep = simulated.mappings()
+    with saver.disable():
+        weights = on_device(torch.arange(MIB))
+        found.append(weights.cpu().equal(torch.arange(MIB)))
+        del weights
+    given_back = simulated.mappings() == asleep
+    saver.resume()
+    found += [given_back, x.cpu().equal(torch.arange(MIB)), float(y.cpu().sum()) == 0]
+say(found=found, asleep=asleep, awake=simulated.mappings(), impl=saver._impl)
+"""
+    found = run(code, TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1")
+    assert all(found["found"]) and found["impl"] is None
+    assert found["asleep"] == 0 < found["awake"]
+    assert run(code)["asleep"] > 0
+
+
+def test_a_framework_finds_the_memory_saver_where_it_imports_the_package(
+    library: Path, tmp_path: Path
+) -> None:
+    package = tmp_path / "torch_memory_saver"
+    package.mkdir()
+    (package / "__init__.py").write_text("torch_memory_saver = configure_subprocess = None\n")
+    # Then what SGLang calls.
+    code = """
+import torch_memory_saver
+
+saver = torch_memory_saver.torch_memory_saver
+if saver is None:
+    say(saver=None)
+    raise SystemExit
+with torch_memory_saver.configure_subprocess():
+    pass
+with saver.region(tag="kv_cache", enable_cpu_backup=False):
+    cache = on_device(torch.ones(MIB))
+saver.pause(tag="kv_cache")
+asleep = simulated.mappings()
+saver.resume(tag="kv_cache")
+say(saver=type(saver).__module__, enabled=saver.enabled, asleep=asleep,
+    file=torch_memory_saver.__file__, cache=float(cache.cpu().sum()))
+"""
+    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{HEAD}{code}"
+    assert build.answer(library, code)["saver"] is None
+    found = build.answer(library, code, ESPER_ALLOC_MEMORY_SAVER="1", SIM_MAPS_PAGES="1")
+    assert found["saver"] == "esper_alloc.torch_allocator.memory_saver" and found["enabled"]
+    assert found["asleep"] == 0 == found["cache"]
+    assert found["file"] == str(package / "__init__.py")
+
+
 def test_the_memory_savers_graphs_have_a_tag(run: Run) -> None:
     found = run("""
 from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver

@@ -27,6 +27,7 @@ from .choices import (
     ALL,
     ALLOWANCE,
     BLACK_BOX,
+    MEMORY_SAVER,
     MONITOR,
     SEGMENTS,
     USES,
@@ -310,6 +311,10 @@ def enable(
         os.environ.setdefault("NCCL_P2P_DIRECT_DISABLE", "1")
     if _is_pluggable():
         return
+    if first and MEMORY_SAVER.in_environment() == "1":
+        from .memory_saver import stand_in
+
+        stand_in()
     compiled = load_shim()
     compiled.automatic_uses(wanted_uses == "automatic")
     if wanted_uses == "automatic":

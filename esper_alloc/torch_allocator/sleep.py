@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -272,6 +273,16 @@ def names_of(tags: str | Iterable[str]) -> tuple[str, ...]:
     if names is None or not all(isinstance(name, str) for name in names):
         raise TypeError(f"tags={tags!r}: pass a name, or a list of names")
     return names
+
+
+def sleep_or_warn(tags: Tags, keep: Keep) -> None:
+    """:func:`sleep` for frameworks, which look at no result: warns of what stays."""
+    for stay in sleep(tags, keep).stays:
+        warnings.warn(
+            f"esper_alloc: {stay.bytes} bytes do not go to sleep: {stay.reason}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _names(tags: Tags) -> tuple[str, ...] | None:

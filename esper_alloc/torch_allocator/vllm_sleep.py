@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from ..installation.pytorch import untyped
 from .enabling import is_enabled
-from .sleep import Keep, names_of, sleep, tag as tagged, tag_stats, wake
+from .sleep import Keep, names_of, sleep_or_warn, tag as tagged, tag_stats, wake
 
 __all__ = ["SleepAllocator", "register"]
 
@@ -108,13 +108,8 @@ class SleepAllocator:
         """As release_pools()."""
 
     def _put_to_sleep(self, tags: Iterable[str], keep: Keep) -> None:
-        chosen = sorted(tags)
-        for stay in sleep(chosen, keep).stays if chosen else ():
-            warnings.warn(
-                f"esper_alloc: {stay.bytes} bytes do not go to sleep: {stay.reason}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        if chosen := sorted(tags):
+            sleep_or_warn(chosen, keep)
 
 
 def register() -> None:
@@ -153,7 +148,8 @@ def __getattr__(name: str) -> Any:
     if name != _BACKEND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     base = importlib.import_module(_BACKENDS).CuMemBackend
-    return type(_BACKEND, (base,), {"is_supported": classmethod(lambda _: _serves())})
+    members = {"__module__": __name__, "is_supported": classmethod(lambda _: _serves())}
+    return type(_BACKEND, (base,), members)
 
 
 def _serves() -> bool:

@@ -293,13 +293,20 @@ def test_choices_are_handed_on(
     assert place.run(option, names[1], script).stdout == f"{names[1]} 1\n"
 
 
-def test_a_program_can_be_watched(place: Place) -> None:
-    script = place.script("import os; print(os.environ.get('ESPER_ALLOC_MONITOR'))")
+@pytest.mark.parametrize(
+    "option, variable",
+    [
+        ("--monitor", "ESPER_ALLOC_MONITOR"),
+        ("--memory-saver", "ESPER_ALLOC_MEMORY_SAVER"),
+    ],
+)
+def test_switches_are_handed_on(place: Place, option: str, variable: str) -> None:
+    script = place.script(f"import os; print(os.environ.get({variable!r}))")
     assert place.run(script).stdout == "None\n"
-    assert place.run("--monitor", script).stdout == "1\n"
-    place.environment["ESPER_ALLOC_MONITOR"] = "yes"
+    assert place.run(option, script).stdout == "1\n"
+    place.environment[variable] = "yes"
     done = place.run(script)
-    assert done.returncode == 2 and "ESPER_ALLOC_MONITOR=yes is neither on nor off" in done.stderr
+    assert done.returncode == 2 and f"{variable}=yes is neither on nor off" in done.stderr
 
 
 def test_package_of_the_child_python_comes_first_else_the_one_that_ran(place: Place) -> None:
