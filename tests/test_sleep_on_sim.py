@@ -403,6 +403,79 @@ def test_without_the_allocator_tags_do_nothing_and_sleep_refuses() -> None:
     esper_alloc.trim_sleep()
 
 
+GROUPS = """
+said = []
+
+
+class Backend:  # c10d's, of PyTorch 2.12
+    suspended = False
+
+    def __init__(self, name):
+        self.name = name
+
+    def memory_stats(self):
+        figures = {"suspend": 1000, "persist": 24 * (self.name == "a"), "total": 1024}
+        return {**figures, "suspended": int(self.suspended)}
+
+    def suspend(self):
+        assert not self.suspended
+        self.suspended = True
+        said.append(["suspend", self.name, esper_alloc.tag_stats()["t"]["asleep"]])
+
+    def resume(self):
+        assert self.suspended
+        self.suspended = False
+        said.append(["resume", self.name, esper_alloc.tag_stats()["t"]["asleep"]])
+
+
+class Group:
+    def __init__(self, backend):
+        self.backend = backend
+
+    def _get_backend(self, device):
+        assert device == torch.device("cuda")
+        return self.backend
+
+
+groups = [Group(Backend("a")), Group(Backend("b"))]
+with esper_alloc.tag("t"):
+    x = on_device(torch.ones(MIB))
+"""
+
+
+def test_communicators_sleep_after_the_memory_and_wake_after_it(run: Run) -> None:
+    found = run(f"""{GROUPS}
+alone = esper_alloc.sleep("t")
+esper_alloc.wake("t")
+result = esper_alloc.sleep("t", process_groups=iter(groups))
+esper_alloc.sleep("t", process_groups=groups)
+esper_alloc.wake("t", process_groups=groups)
+esper_alloc.wake("t", process_groups=groups)
+with esper_alloc.asleep("t", process_groups=iter(groups[1:])):
+    pass
+say(said=said, alone=alone, result=result)
+""")
+    once = [["suspend", "a", True], ["suspend", "b", True]]
+    once += [["resume", "a", False], ["resume", "b", False]]
+    assert found["said"] == once + [["suspend", "b", True], ["resume", "b", False]]
+    assert found["result"][0] == found["alone"][0] + 2000
+    assert found["alone"][2] == [] and found["result"][2] == [
+        [24, "NCCL cannot suspend it: destroy_process_group() frees it"]
+    ]
+
+
+def test_communicators_that_cannot_be_suspended_are_refused(run: Run) -> None:
+    found = run(f"""{GROUPS}
+groups.append(Group(object()))  # of an older PyTorch
+errors = [error_of(call, "t", process_groups=groups)
+          for call in (esper_alloc.sleep, esper_alloc.wake)]
+say(errors=errors, said=said, asleep=esper_alloc.tag_stats()["t"]["asleep"])
+""")
+    for error in found["errors"]:
+        assert error.startswith("RuntimeError: process_groups needs PyTorch 2.12 with NCCL 2.29.7")
+    assert found["said"] == [] and not found["asleep"]
+
+
 def test_the_memory_savers_interface(run: Run) -> None:
     found = run("""
 from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver
