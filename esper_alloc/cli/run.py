@@ -14,6 +14,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -113,7 +114,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="let the program find esper_alloc's sleep where it imports torch_memory_saver; the "
         "same as ESPER_ALLOC_MEMORY_SAVER=1",
     )
-    add_program(parser, "file, directory or zip file; - for stdin")
+    add_program(
+        parser,
+        "file, directory or zip file, or a Python command on PATH such as torchrun; - for stdin",
+    )
     parser.set_defaults(run=run)
 
 
@@ -275,6 +279,10 @@ def execute(args: argparse.Namespace, environment: dict[str, str]) -> int:
     """Becomes the program."""
     command = [sys.executable, *interpreter_options(sys.orig_argv, sys.argv)]
     program, arguments = program_of(args)
+    if not args.is_module and not os.path.exists(program):
+        # Perhaps a script of pip's, such as vllm: it stands beside this Python.
+        places = (os.path.dirname(sys.executable), environment.get("PATH", ""))
+        program = shutil.which(program, path=os.pathsep.join(places)) or program
     command += ["-m", program] if args.is_module else [program]
     command += arguments
     sys.stdout.flush()

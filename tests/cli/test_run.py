@@ -293,6 +293,16 @@ def test_choices_are_handed_on(
     assert place.run(option, names[1], script).stdout == f"{names[1]} 1\n"
 
 
+def test_a_command_on_path_is_found_behind_a_file_of_its_name(place: Place) -> None:
+    command = place.write("bin/serve", "#!/usr/bin/env python3\nimport torch, sys; print(sys.argv)")
+    command.chmod(0o755)
+    place.environment["PATH"] = f"{command.parent}{os.pathsep}{place.environment['PATH']}"
+    assert place.run("serve", "-m", "x").stdout == f"{[str(command), '-m', 'x']}\n"
+    place.write("serve", "print('the file')")
+    assert place.run("serve").stdout == "the file\n"
+    assert "No such file" in place.run("nobody's").stderr
+
+
 @pytest.mark.parametrize(
     "option, variable",
     [
