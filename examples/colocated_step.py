@@ -74,7 +74,7 @@ class Engine:
     def __init__(self, options: argparse.Namespace, folder: str, temperature: float = 1.0) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(options.engine_process)))
         # This process has used CUDA by now, and a fork of it could not.
-        os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         from vllm import LLM, SamplingParams
 
         self.options = options
@@ -137,8 +137,8 @@ class Trainer:
         from transformers import AutoModelForCausalLM
 
         self.options, self.prompt = options, options.prompt
-        with self.tag():
-            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).cuda()
+        with self.tag(), torch.device("cuda"):  # random weights take a minute on the host
+            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
             self.model.gradient_checkpointing_enable()
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
 

@@ -72,6 +72,48 @@ say(same=x.cpu().equal(host) and small.cpu().equal(host[:5]), moved=x.data_ptr()
     assert found["awake"]["sleeping_bytes"] == 0 and not found["awake"]["asleep"]
 
 
+def test_cublas_gets_another_workspace_while_the_tags_sleeps(run: Run) -> None:
+    """The old one stays allocated for graphs, and wakes with the tag."""
+    found = run("""
+import ctypes
+library = simulated.library
+library.sim_workspace.restype = ctypes.c_size_t
+
+
+def workspace():
+    torch.cuda.current_blas_handle()  # PyTorch makes one if the stream has none
+    return library.sim_workspace()
+
+
+def allocated():
+    return {name: figures["allocated_bytes"] for name, figures in esper_alloc.tag_stats().items()}
+
+
+with esper_alloc.tag("engine"):
+    first = workspace()
+one_device = esper_alloc.sleep("engine", device=1)
+same = workspace() == first
+esper_alloc.sleep("engine")
+second = workspace()
+asleep = allocated()
+esper_alloc.wake("engine")
+esper_alloc.sleep("engine")
+again = workspace()
+side = torch.cuda.Stream()
+with torch.cuda.stream(side), esper_alloc.tag("trainer"):
+    third = workspace()
+    esper_alloc.sleep("trainer")  # a malloc under its tag fails now
+with torch.cuda.stream(side):
+    fourth = workspace()
+say(same=same, asleep=asleep, differ=len({first, second, third, fourth}), again=again == second,
+    allocated=allocated(), valid=simulated.core_is_valid())
+""")
+    size = found["asleep"]["engine"]
+    assert found["same"] and found["again"] and found["valid"] and found["differ"] == 4
+    assert size and found["asleep"] == {"": size, "engine": size}
+    assert found["allocated"] == {"": 2 * size, "engine": size, "trainer": size}
+
+
 def test_everything_may_sleep_and_wake_after_an_exception(run: Run) -> None:
     found = run("""
 x = on_device(torch.arange(MIB))

@@ -592,6 +592,38 @@ SHOWN cudaError_t cudaEventDestroy(cudaEvent_t event)
   return cudaSuccess;
 }
 
+/* ---- cuBLAS, as far as PyTorch gives it a workspace ------------------------ */
+
+static void *workspace;
+
+SHOWN int cublasCreate_v2(void **handle)
+{
+  *handle = &workspace;
+  return 0;
+}
+
+SHOWN int cublasSetWorkspace_v2(void *handle, void *memory, size_t size)
+{
+  (void)handle, (void)size;
+  workspace = memory;
+  return 0;
+}
+
+/* The last that PyTorch set. */
+SHOWN void *sim_workspace(void)
+{
+  return workspace;
+}
+
+#define ACCEPTED(name) \
+  SHOWN int name(void) \
+  {                    \
+    return 0;          \
+  }
+ACCEPTED(cublasSetStream_v2)
+ACCEPTED(cublasSetMathMode)
+ACCEPTED(cublasDestroy_v2)
+
 /* ---- the driver, as far as PyTorch links with it -------------------------- */
 
 /* The library calls itself libcuda.so.1. */

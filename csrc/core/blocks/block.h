@@ -159,16 +159,11 @@ static inline void block_set_user(block_t *block, const stream_t *stream)
 /* The stream that it was last handed out on; NULL: none. */
 stream_t *block_user(const block_t *block);
 
-static inline bool block_is_part(const block_t *block)
-{
-  return block->prev || block->next;
-}
-
 /* Whether a block in a bin counts as an inactive split. As in PyTorch, blocks of mapped segments do
  * not: their memory can go back whatever is beside it. */
 static inline bool block_counts_as_split(const block_t *block)
 {
-  return !block->segment->pages && !block->counted_active && block_is_part(block);
+  return !block->segment->pages && !block->counted_active && (block->prev || block->next);
 }
 
 /* The caller will soon ask whether the neighbours are free; in a large heap their metadata is in no
@@ -187,13 +182,6 @@ bool block_is_valid(const block_t *block);
 static inline bool block_is_whole_segment(const block_t *block)
 {
   return block->size == block->segment->bytes;
-}
-
-/* Whether a small rest stays in its block. Not in mapped segments: there the rest will merge with
- * what is freed beside it. */
-static inline bool segment_is_coarse(const segment_t *segment)
-{
-  return segment->large && !segment->pages;
 }
 
 /* The home heap, for callers without the lock: it may change at any moment. */

@@ -12,10 +12,12 @@
 
 /* ---- handing out ------------------------------------------------------- */
 
+/* A small rest stays in its block. Not in mapped segments: there it will merge with what is freed
+ * beside it. */
 static size_t request_share(const request_t *q, const segment_t *segment, size_t size)
 {
-  bool splits = !segment->heap->pool->no_split &&
-                config_splits(q->config, size, q->size, segment_is_coarse(segment));
+  bool coarse = segment->large && !segment->pages;
+  bool splits = !segment->heap->pool->no_split && config_splits(q->config, size, q->size, coarse);
   return splits ? q->size : size;
 }
 

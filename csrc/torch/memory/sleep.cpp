@@ -10,6 +10,7 @@
 #include "../base/gil.h"
 #include "../base/python_objects.h"
 #include "../start/the_core.h"
+#include "workspaces.h"
 
 namespace esper
 {
@@ -105,6 +106,9 @@ PyObject *put_to_sleep(PyObject * /*module*/, PyObject *const *arguments, Py_ssi
   {
     const WithoutGil no_gil;
     status = capi().sleep(the_core, device, tags.names(), tags.count(), keep, &result);
+    if (status == ESPER_OK && tags.names() != nullptr) { // if all sleeps, nothing needs one
+      replace_workspaces(tags.names(), tags.count(), device);
+    }
   }
   TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   check(status, "putting memory to sleep");

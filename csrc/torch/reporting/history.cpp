@@ -157,6 +157,7 @@ Context context_of(Trace &trace, const esper_trace_entry &entry)
                          trace.segments.lower_bound(entry.address + entry.size));
     break;
   case ESPER_TRACE_SNAPSHOT:
+  case ESPER_TRACE_HELD_BACK:
   case ESPER_TRACE_OOM: break;
   }
   return context;
@@ -173,6 +174,7 @@ TraceEntry::Action convert(esper_action action)
   case ESPER_TRACE_SEGMENT_MAP: return TraceEntry::SEGMENT_MAP;
   case ESPER_TRACE_SEGMENT_UNMAP: return TraceEntry::SEGMENT_UNMAP;
   case ESPER_TRACE_SNAPSHOT: return TraceEntry::SNAPSHOT;
+  case ESPER_TRACE_HELD_BACK: // of which only the black box is told
   case ESPER_TRACE_OOM: break;
   }
   return TraceEntry::OOM;

@@ -22,7 +22,7 @@ static block_t *begin(void)
   CHECK(segment.first);
   CHECK_EQ(segment.first->state, BLOCK_CLAIMED);
   CHECK(map_find(w.core->map, segment.address) == segment.first);
-  CHECK(!block_is_part(segment.first));
+  CHECK(!segment.first->prev && !segment.first->next);
   return segment.first;
 }
 
