@@ -30,11 +30,13 @@ from .installation.pytorch import (
     need_torch as _need_torch,
     not_built as _not_built,
 )
+from .torch_allocator.choices import MEMORY_SAVER as _MEMORY_SAVER
 from .torch_allocator.enabling import (
     allocator,
     enable,
     enable_from_environment as _enable_from_environment,
     is_enabled,
+    once_enabled as _once_enabled,
     pluggable_allocator,
 )
 
@@ -151,6 +153,14 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+def _stand_in() -> None:
+    if _MEMORY_SAVER.in_environment() == "1":
+        from .torch_allocator.memory_saver import stand_in
+
+        stand_in()
+
+
+_once_enabled.append(_stand_in)
 if (_hidden := _hides_another()) is not None:
     warnings.warn(_hidden, RuntimeWarning, stacklevel=2)
 _enable_from_environment()

@@ -445,6 +445,79 @@ def test_without_the_allocator_tags_do_nothing_and_sleep_refuses() -> None:
     esper_alloc.trim_sleep()
 
 
+GROUPS = """
+said = []
+
+
+class Backend:  # c10d's, of PyTorch 2.12
+    suspended = False
+
+    def __init__(self, name):
+        self.name = name
+
+    def memory_stats(self):
+        figures = {"suspend": 1000, "persist": 24 * (self.name == "a"), "total": 1024}
+        return {**figures, "suspended": int(self.suspended)}
+
+    def suspend(self):
+        assert not self.suspended
+        self.suspended = True
+        said.append(["suspend", self.name, esper_alloc.tag_stats()["t"]["asleep"]])
+
+    def resume(self):
+        assert self.suspended
+        self.suspended = False
+        said.append(["resume", self.name, esper_alloc.tag_stats()["t"]["asleep"]])
+
+
+class Group:
+    def __init__(self, backend):
+        self.backend = backend
+
+    def _get_backend(self, device):
+        assert device == torch.device("cuda")
+        return self.backend
+
+
+groups = [Group(Backend("a")), Group(Backend("b"))]
+with esper_alloc.tag("t"):
+    x = on_device(torch.ones(MIB))
+"""
+
+
+def test_communicators_sleep_after_the_memory_and_wake_after_it(run: Run) -> None:
+    found = run(f"""{GROUPS}
+alone = esper_alloc.sleep("t")
+esper_alloc.wake("t")
+result = esper_alloc.sleep("t", process_groups=iter(groups))
+esper_alloc.sleep("t", process_groups=groups)
+esper_alloc.wake("t", process_groups=groups)
+esper_alloc.wake("t", process_groups=groups)
+with esper_alloc.asleep("t", process_groups=iter(groups[1:])):
+    pass
+say(said=said, alone=alone, result=result)
+""")
+    once = [["suspend", "a", True], ["suspend", "b", True]]
+    once += [["resume", "a", False], ["resume", "b", False]]
+    assert found["said"] == once + [["suspend", "b", True], ["resume", "b", False]]
+    assert found["result"][0] == found["alone"][0] + 2000
+    assert found["alone"][2] == [] and found["result"][2] == [
+        [24, "NCCL cannot suspend it: destroy_process_group() frees it"]
+    ]
+
+
+def test_communicators_that_cannot_be_suspended_are_refused(run: Run) -> None:
+    found = run(f"""{GROUPS}
+groups.append(Group(object()))  # of an older PyTorch
+errors = [error_of(call, "t", process_groups=groups)
+          for call in (esper_alloc.sleep, esper_alloc.wake)]
+say(errors=errors, said=said, asleep=esper_alloc.tag_stats()["t"]["asleep"])
+""")
+    for error in found["errors"]:
+        assert error.startswith("RuntimeError: process_groups needs PyTorch 2.12 with NCCL 2.29.7")
+    assert found["said"] == [] and not found["asleep"]
+
+
 def test_the_memory_savers_interface(run: Run) -> None:
     found = run("""
 from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver
@@ -489,6 +562,64 @@ say(before=before, one=one, both=both, after=simulated.mappings(), readable=read
         "TypeError: tag=['kv']: pass a name",
     ]
     assert found["none"] == "TypeError: tag=None: pass a name"
+
+
+def test_the_memory_saver_takes_a_whole_program_as_slimes_trainers_ask(run: Run) -> None:
+    code = """
+from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver
+
+x = on_device(torch.arange(MIB))
+with saver.region("kv"):
+    y = on_device(torch.ones(MIB))
+found = []
+for step in range(3):
+    saver.pause()
+    asleep = simulated.mappings()
+    with saver.disable():
+        weights = on_device(torch.arange(MIB))
+        found.append(weights.cpu().equal(torch.arange(MIB)))
+        del weights
+    given_back = simulated.mappings() == asleep
+    saver.resume()
+    found += [given_back, x.cpu().equal(torch.arange(MIB)), float(y.cpu().sum()) == 0]
+say(found=found, asleep=asleep, awake=simulated.mappings(), impl=saver._impl)
+"""
+    found = run(code, TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1")
+    assert all(found["found"]) and found["impl"] is None
+    assert found["asleep"] == 0 < found["awake"]
+    assert run(code)["asleep"] > 0
+
+
+def test_a_framework_finds_the_memory_saver_where_it_imports_the_package(
+    library: Path, tmp_path: Path
+) -> None:
+    package = tmp_path / "torch_memory_saver"
+    package.mkdir()
+    (package / "__init__.py").write_text("torch_memory_saver = configure_subprocess = None\n")
+    # Then what SGLang calls.
+    code = """
+import torch_memory_saver
+
+saver = torch_memory_saver.torch_memory_saver
+if saver is None:
+    say(saver=None)
+    raise SystemExit
+with torch_memory_saver.configure_subprocess():
+    pass
+with saver.region(tag="kv_cache", enable_cpu_backup=False):
+    cache = on_device(torch.ones(MIB))
+saver.pause(tag="kv_cache")
+asleep = simulated.mappings()
+saver.resume(tag="kv_cache")
+say(saver=type(saver).__module__, enabled=saver.enabled, asleep=asleep,
+    file=torch_memory_saver.__file__, cache=float(cache.cpu().sum()))
+"""
+    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{HEAD}{code}"
+    assert build.answer(library, code)["saver"] is None
+    found = build.answer(library, code, ESPER_ALLOC_MEMORY_SAVER="1", SIM_MAPS_PAGES="1")
+    assert found["saver"] == "esper_alloc.torch_allocator.memory_saver" and found["enabled"]
+    assert found["asleep"] == 0 == found["cache"]
+    assert found["file"] == str(package / "__init__.py")
 
 
 def test_the_memory_savers_graphs_have_a_tag(run: Run) -> None:

@@ -11,6 +11,7 @@ import sys
 import types
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from on_sim import Run, build
@@ -48,6 +49,41 @@ class CuMemAllocator:
     def get_current_usage(self): ...
     def release_pools(self): ...
     def close(self): ...
+"""
+BACKENDS = """
+class CuMemBackend:
+    @classmethod
+    def is_supported(cls):
+        return True
+
+    def suspend(self, level=1):
+        from vllm.device_allocator import get_mem_allocator_instance
+
+        kept = ("runtime", "cudagraph") + (("weights",) if level == 1 else ())
+        get_mem_allocator_instance().sleep(offload_tags=kept)
+
+
+class SleepModeBackendFactory:
+    backends = {}
+
+    @classmethod
+    def register_backend(cls, name, module_path, class_name):
+        if name in cls.backends:
+            raise ValueError(f"{name} is registered already")
+        cls.backends[name] = module_path, class_name
+
+    @classmethod
+    def create_backend(cls, name):
+        import importlib
+
+        module, backend = cls.backends[name]
+        backend = getattr(importlib.import_module(module), backend)
+        if not backend.is_supported():
+            raise ValueError(f"{name} is not supported")
+        return backend()
+
+
+SleepModeBackendFactory.register_backend("cumem", __name__, "CuMemBackend")
 """
 WORKER = """
 import simulated
@@ -91,6 +127,7 @@ def stand_in(tmp_path: Path) -> Path:
     (tmp_path / "vllm" / "__init__.py").write_text("")
     (folder / "__init__.py").write_text(DEVICE_ALLOCATOR)
     (folder / "cumem.py").write_text(CUMEM)
+    (folder / "sleep_mode_backend.py").write_text(BACKENDS)
     return tmp_path
 
 
@@ -171,6 +208,21 @@ say(other=other, one=one, refused=[error_of(call) for call in (
     assert found["after"] == found["one"]
 
 
+@pytest.mark.parametrize("name", ["cumem", "esper_alloc"])
+def test_both_names_of_the_backend_use_esper_alloc(name: str, run: Run) -> None:
+    found = run(f"""
+from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+
+backend = SleepModeBackendFactory.create_backend({name!r})
+backend.suspend()
+asleep, mapped = look(), simulated.mappings()
+allocator.wake_up()
+say(asleep=asleep, mapped=mapped, weights=weights.cpu().equal(host), after=simulated.mappings())
+""")
+    assert all(found["asleep"].values()) and found["mapped"] < found["after"]
+    assert found["weights"]
+
+
 def test_what_stays_is_told(run_classic: Run) -> None:
     found = run_classic("""
 import warnings
@@ -185,8 +237,8 @@ say(said=[str(one.message) for one in seen])
 # --- registering ----------------------------------------------------------------
 
 
-def made(source: str) -> types.ModuleType:
-    module = types.ModuleType("vllm.device_allocator.cumem")
+def made(source: str, name: str = "vllm.device_allocator.cumem") -> types.ModuleType:
+    module = types.ModuleType(name)
     exec(source, vars(module))
     return module
 
@@ -221,6 +273,45 @@ def test_a_vllm_that_is_not_known_keeps_its_own(
     with pytest.warns(RuntimeWarning, match=said):
         vllm_sleep.register()
     assert getattr(module, "CuMemAllocator", None) is theirs and not module.cumem_available
+
+
+@pytest.fixture
+def factory(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's factory of backends."""
+    name = "vllm.device_allocator.sleep_mode_backend"
+    module = made(BACKENDS, name)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module.SleepModeBackendFactory
+
+
+def test_the_backends_name_is_refused_where_esper_alloc_does_not_serve(
+    factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", made(CUMEM))
+    vllm_sleep.register()
+    vllm_sleep.register()
+    with (
+        pytest.warns(RuntimeWarning, match="does not run on it; start vLLM with"),
+        pytest.raises(ValueError, match="not supported"),
+    ):
+        factory.create_backend("esper_alloc")
+    monkeypatch.setitem(
+        sys.modules, "vllm.device_allocator.cumem", made(CUMEM + "    instance = 5\n")
+    )
+    monkeypatch.setattr(vllm_sleep, "is_enabled", lambda: True)
+    with pytest.warns(RuntimeWarning, match="in use already"):
+        vllm_sleep.register()
+    with pytest.raises(ValueError, match="not supported"):
+        factory.create_backend("esper_alloc")
+
+
+def test_a_vllm_without_backends_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.sleep_mode_backend", None)
+    module = made(CUMEM)
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    monkeypatch.setattr(vllm_sleep, "is_enabled", lambda: True)
+    vllm_sleep.register()
+    assert module.CuMemAllocator is vllm_sleep.SleepAllocator
 
 
 def test_arguments_have_vllms_names() -> None:

@@ -14,6 +14,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..torch_allocator.choices import (
     ALL,
     ALLOWANCE,
     BLACK_BOX,
+    MEMORY_SAVER,
     MONITOR,
     SEGMENTS,
     USES,
@@ -61,7 +63,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         usage="%(prog)s [--allowance SIZE|off] [--segments KIND] [--uses HOW] "
-        "[--black-box SIZE|off] [--monitor] [--record FILE] (SCRIPT | -m MODULE) [ARGS...]",
+        "[--black-box SIZE|off] [--monitor] [--record FILE] [--memory-saver] "
+        "(SCRIPT | -m MODULE) [ARGS...]",
     )
     parser.add_argument(
         "--allowance",
@@ -104,7 +107,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write the black box to FILE at the end of the program, at SIGUSR2 and at a fatal "
         "signal; other ranks and children have their number in the name of theirs",
     )
-    add_program(parser, "file, directory or zip file; - for stdin")
+    parser.add_argument(
+        "--memory-saver",
+        action="store_const",
+        const="1",
+        help="let the program find esper_alloc's sleep where it imports torch_memory_saver; the "
+        "same as ESPER_ALLOC_MEMORY_SAVER=1",
+    )
+    add_program(
+        parser,
+        "file, directory or zip file, or a Python command on PATH such as torchrun; - for stdin",
+    )
     parser.set_defaults(run=run)
 
 
@@ -237,7 +250,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
         return 2
     chosen = {ALLOWANCE: args.allowance, SEGMENTS: args.segments, USES: args.uses}
-    chosen |= {BLACK_BOX: args.black_box, MONITOR: args.monitor}
+    chosen |= {BLACK_BOX: args.black_box, MONITOR: args.monitor, MEMORY_SAVER: args.memory_saver}
     environment = child_environment(os.environ, chosen)
     if args.record is not None:
         environment[RECORD] = os.path.abspath(args.record)
@@ -266,6 +279,10 @@ def execute(args: argparse.Namespace, environment: dict[str, str]) -> int:
     """Becomes the program."""
     command = [sys.executable, *interpreter_options(sys.orig_argv, sys.argv)]
     program, arguments = program_of(args)
+    if not args.is_module and not os.path.exists(program):
+        # Perhaps a script of pip's, such as vllm: it stands beside this Python.
+        places = (os.path.dirname(sys.executable), environment.get("PATH", ""))
+        program = shutil.which(program, path=os.pathsep.join(places)) or program
     command += ["-m", program] if args.is_module else [program]
     command += arguments
     sys.stdout.flush()

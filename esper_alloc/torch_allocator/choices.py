@@ -124,7 +124,8 @@ SEGMENTS = Name(
 BLACK_BOX = Size("black_box", "ESPER_ALLOC_BLACK_BOX", "64MiB", "is not a size: use")
 USES = Name("uses", "ESPER_ALLOC_USES", "marked", "is not a kind of uses: use", ("automatic",))
 MONITOR = Switch("monitor", "ESPER_ALLOC_MONITOR", "0", "is neither on nor off: use")
-ALL: tuple[Choice, ...] = (ALLOWANCE, BLACK_BOX, MONITOR, SEGMENTS, USES)
+MEMORY_SAVER = Switch("memory_saver", "ESPER_ALLOC_MEMORY_SAVER", "0", "is neither on nor off: use")
+ALL: tuple[Choice, ...] = (ALLOWANCE, BLACK_BOX, MEMORY_SAVER, MONITOR, SEGMENTS, USES)
 
 
 def segments_asked_for(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from types import EllipsisType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,6 +46,9 @@ _NOT_AUTOMATIC = (
 )
 _OPTIONS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
+
+#: What modules above this one do once esper_alloc is PyTorch's allocator.
+once_enabled: list[Callable[[], None]] = []
 
 #: Why enable() did nothing, in half a sentence; None: it did what it is for, or was not called.
 _declined: str | None = None
@@ -310,6 +314,9 @@ def enable(
         os.environ.setdefault("NCCL_P2P_DIRECT_DISABLE", "1")
     if _is_pluggable():
         return
+    if first:
+        for call in once_enabled:
+            call()
     compiled = load_shim()
     compiled.automatic_uses(wanted_uses == "automatic")
     if wanted_uses == "automatic":

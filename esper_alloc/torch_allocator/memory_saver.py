@@ -2,29 +2,43 @@
 
 A program that says ``from torch_memory_saver import torch_memory_saver`` can say
 ``from esper_alloc.torch_allocator.memory_saver import torch_memory_saver`` instead, and enable
-esper_alloc. No library is preloaded, and memory keeps its contents through captured graphs, too.
+esper_alloc. A framework that says so is left as it is: ``run --memory-saver`` lets it find this one
+(:func:`stand_in`). No library is preloaded, and memory keeps its contents through captured graphs,
+too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from ..installation.pytorch import untyped
-from .sleep import sleep, tag as tagged, wake
+from .sleep import Keep, sleep_or_warn, tag as tagged, wake
 
-__all__ = ["MemorySaver", "torch_memory_saver"]
+__all__ = ["MemorySaver", "stand_in", "torch_memory_saver"]
 
-_HOST, _NOTHING = "host", "nothing"
+_PACKAGE = "torch_memory_saver"
 
 
 class MemorySaver:
-    """Regions of memory that are paused and resumed by their tag."""
+    """Regions of memory that are paused and resumed by their tag.
+
+    With ``TMS_INIT_ENABLE=1`` in the environment, all memory outside of regions is a region with
+    the tag "default", whose contents are kept with ``TMS_INIT_ENABLE_CPU_BACKUP=1``.
+    """
+
+    _impl = None  # slime asks: no library of the package's is at work
 
     def __init__(self) -> None:
         #: By the regions' tag: the tags of esper_alloc that stand for it, and what each keeps.
-        self._regions: dict[str, dict[str, str]] = {}
+        self._regions: dict[str, dict[str, Keep]] = {}
+        if os.environ.get("TMS_INIT_ENABLE") == "1":
+            kept = os.environ.get("TMS_INIT_ENABLE_CPU_BACKUP") == "1"
+            self._regions["default"] = {"": _keep(kept)}
 
     @property
     def enabled(self) -> bool:
@@ -71,11 +85,21 @@ class MemorySaver:
         ):
             yield
 
+    @contextlib.contextmanager
+    def disable(self) -> Iterator[None]:
+        """What this thread allocates inside is not paused; what is free of it afterwards goes back
+        to the driver."""
+        import torch
+
+        with tagged("never paused"):
+            yield
+        torch.cuda.empty_cache()
+
     def pause(self, tag: str | None = None) -> None:
-        """Puts the memory of the regions with this tag (None: all regions) to sleep. Raises: as
-        :func:`esper_alloc.sleep`."""
+        """Puts the memory of the regions with this tag (None: all regions) to sleep. Warns of what
+        stays. Raises: as :func:`esper_alloc.sleep`."""
         for name, keep in self._names(tag).items():
-            sleep(name, "host" if keep == _HOST else "nothing")
+            sleep_or_warn(name, keep)
 
     def resume(self, tag: str | None = None) -> None:
         """Wakes it. Raises: as :func:`esper_alloc.wake`."""
@@ -86,18 +110,22 @@ class MemorySaver:
     @contextlib.contextmanager
     def _tagged(self, tag: str, enable_cpu_backup: bool) -> Iterator[None]:
         _check_name(tag)
-        keep = _HOST if enable_cpu_backup else _NOTHING
+        keep = _keep(enable_cpu_backup)
         name = f"{tag}, keeps {keep}"
         with tagged(name):
             # Only now: pause() and resume() name the tags that were entered.
             self._regions.setdefault(tag, {})[name] = keep
             yield
 
-    def _names(self, tag: str | None) -> dict[str, str]:
+    def _names(self, tag: str | None) -> dict[str, Keep]:
         if tag is not None:
             _check_name(tag)
             return dict(self._regions.get(tag, {}))
         return {name: keep for region in self._regions.values() for name, keep in region.items()}
+
+
+def _keep(enable_cpu_backup: bool) -> Keep:
+    return "host" if enable_cpu_backup else "nothing"
 
 
 def _check_name(tag: str) -> None:
@@ -114,3 +142,15 @@ def _refuse(others: dict[str, Any]) -> None:
 
 
 torch_memory_saver = MemorySaver()
+
+
+def stand_in() -> None:
+    """Lets later imports of the package ``torch_memory_saver`` find :data:`torch_memory_saver` of
+    this module. Does nothing where the package is not installed."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None:
+        return
+    package = untyped(importlib.util.module_from_spec(spec))  # slime looks for files beside it
+    package.torch_memory_saver = torch_memory_saver
+    package.configure_subprocess = contextlib.nullcontext
+    sys.modules[_PACKAGE] = package

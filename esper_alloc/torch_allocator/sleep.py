@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,9 +16,11 @@ from .enabling import is_enabled, why_off
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
 __all__ = ["SleepResult", "Stay", "asleep", "sleep", "tag", "tag_stats", "trim_sleep", "wake"]
 
+_NCCL_STAYS = "NCCL cannot suspend it: destroy_process_group() frees it"
 Keep = Literal["host", "nothing"]
 Tags = str | Sequence[str] | None
 
@@ -94,7 +97,11 @@ class tag:  # a context manager, like torch.no_grad
 
 
 def sleep(
-    tags: Tags = None, keep: Keep = "host", *, device: torch.device | str | int | None = None
+    tags: Tags = None,
+    keep: Keep = "host",
+    *,
+    device: torch.device | str | int | None = None,
+    process_groups: Iterable[ProcessGroup] = (),
 ) -> SleepResult:
     """Gives the device memory of `tags` back to the driver, and keeps its addresses.
 
@@ -108,6 +115,10 @@ def sleep(
         keep: ``"host"`` copies live bytes to pinned host memory. ``"nothing"`` drops them: the
             memory wakes full of zeros.
         device: None: all devices.
+        process_groups: of torch.distributed, whose NCCL communicators are suspended afterwards:
+            they cannot be used until :func:`wake`, and their buffers go back to the driver. All
+            ranks of a group must do it, for several groups in the same order. A communicator that
+            sleeps already is left as it is.
 
     Raises:
         ValueError: no thread ever used such a tag, there is no such `keep`, or this process has no
@@ -115,8 +126,10 @@ def sleep(
         TypeError: `tags` is neither a string nor an iterable of strings, or `device` is neither
             index, name nor torch.device.
         RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
-            wait for other work is not finished; or there is not enough host memory. After an error
-            nothing more sleeps than before, on any device, and no contents are lost.
+            wait for other work is not finished; or there is not enough host memory; or a process
+            group has no communicator that can be suspended, which takes PyTorch 2.12 with NCCL
+            2.29.7. After an error nothing more sleeps than before, on any device, and no contents
+            are lost; but memory sleeps where it is NCCL that fails to suspend.
 
     Example::
 
@@ -130,12 +143,23 @@ def sleep(
         check_device_name(device)
         return SleepResult(0, 0, _everything_stays(why))
     shim = _shim_that_runs("sleep")
+    awake = _communicators(process_groups, suspended=False)
     _watch_replays()
     given_back, kept, stays = shim.sleep(_names(tags), keep == "host", _index(device))
+    for communicator in awake:
+        figures = communicator.memory_stats()
+        communicator.suspend()
+        given_back += figures["suspend"]
+        stays += ((figures["persist"], _NCCL_STAYS),)
     return SleepResult(given_back, kept, tuple(Stay(*stay) for stay in stays if stay[0]))
 
 
-def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -> int:
+def wake(
+    tags: Tags = None,
+    *,
+    device: torch.device | str | int | None = None,
+    process_groups: Iterable[ProcessGroup] = (),
+) -> int:
     """Brings the memory of `tags` back, at the same addresses and with its contents.
 
     Returns the bytes of device memory that came back. Afterwards every stream may use it. Tags
@@ -144,11 +168,14 @@ def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -
     Args:
         tags: as for :func:`sleep`.
         device: None: all devices.
+        process_groups: whose communicators are resumed afterwards, by all ranks and in the same
+            order, too.
 
     Raises:
         ValueError, TypeError: as for :func:`sleep`.
         torch.OutOfMemoryError: the device has not enough memory now.
-        RuntimeError: PyTorch does not run on esper_alloc, or the driver refused something.
+        RuntimeError: PyTorch does not run on esper_alloc, the driver refused something, or a
+            process group has no communicator that can be suspended.
 
     After an error everything on that device still sleeps, and the call can be repeated. If there
     are several devices, those with lower numbers are awake then.
@@ -162,7 +189,12 @@ def wake(tags: Tags = None, *, device: torch.device | str | int | None = None) -
         _names(tags)
         check_device_name(device)
         return 0
-    return int(_shim_that_runs("wake").wake(_names(tags), _index(device)))
+    shim = _shim_that_runs("wake")
+    asleep = _communicators(process_groups, suspended=True)
+    woken = int(shim.wake(_names(tags), _index(device)))
+    for communicator in asleep:
+        communicator.resume()
+    return woken
 
 
 class asleep(contextlib.ContextDecorator):
@@ -181,14 +213,17 @@ class asleep(contextlib.ContextDecorator):
         keep: Keep = "host",
         *,
         device: torch.device | str | int | None = None,
+        process_groups: Iterable[ProcessGroup] = (),
     ) -> None:
         self._names = _names(tags)  # an iterator gives them once
+        self._process_groups = tuple(process_groups)
         self._keep: Keep = keep
         self._device = device
         self._slept: list[int | None] = []
 
     def __enter__(self) -> SleepResult:
-        result = sleep(self._names, self._keep, device=self._device)
+        groups = self._process_groups
+        result = sleep(self._names, self._keep, device=self._device, process_groups=groups)
         # "cuda" may mean another one later.
         any_device = self._device is None or not is_enabled()
         self._slept.append(None if any_device else device_index(self._device))
@@ -197,7 +232,7 @@ class asleep(contextlib.ContextDecorator):
     def __exit__(self, *exception: object) -> None:
         if not self._slept:
             raise RuntimeError("asleep() is left, but was not entered")
-        wake(self._names, device=self._slept.pop())
+        wake(self._names, device=self._slept.pop(), process_groups=self._process_groups)
 
 
 def trim_sleep() -> None:
@@ -251,6 +286,19 @@ def _shim_that_runs(doing: str) -> Any:
     return load_shim()
 
 
+def _communicators(groups: Iterable[ProcessGroup], suspended: bool) -> list[Any]:
+    """c10d's back ends of these groups whose communicators are suspended, or are not."""
+    import torch
+
+    found = [untyped(group)._get_backend(torch.device("cuda")) for group in groups]
+    if not all(hasattr(one, "suspend") for one in found):
+        raise RuntimeError(
+            f"process_groups needs PyTorch 2.12 with NCCL 2.29.7, and this is {torch.__version__}: "
+            f"leave it out; then NCCL's buffers stay until destroy_process_group()"
+        )
+    return [one for one in found if bool(one.memory_stats()["suspended"]) == suspended]
+
+
 def _everything_stays(why: str) -> tuple[Stay, ...]:
     """What a sleep says that could do nothing."""
     torch = untyped(sys.modules.get("torch"))
@@ -272,6 +320,16 @@ def names_of(tags: str | Iterable[str]) -> tuple[str, ...]:
     if names is None or not all(isinstance(name, str) for name in names):
         raise TypeError(f"tags={tags!r}: pass a name, or a list of names")
     return names
+
+
+def sleep_or_warn(tags: Tags, keep: Keep) -> None:
+    """:func:`sleep` for frameworks, which look at no result: warns of what stays."""
+    for stay in sleep(tags, keep).stays:
+        warnings.warn(
+            f"esper_alloc: {stay.bytes} bytes do not go to sleep: {stay.reason}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _names(tags: Tags) -> tuple[str, ...] | None:

@@ -3,7 +3,11 @@
 vLLM allocates weights, the KV cache and the like under tags of an allocator of its own,
 ``CuMemAllocator``, and puts that to sleep. Where a process runs on esper_alloc, :func:`register`,
 which vLLM calls as a plug-in (entry point group ``vllm.general_plugins``), puts
-:class:`SleepAllocator` in its place. Elsewhere nothing changes.
+:class:`SleepAllocator` in its place. Elsewhere vLLM keeps its own.
+
+A vLLM with ``--sleep-mode-backend`` still allocates through ``CuMemAllocator``, and its default
+backend puts that to sleep. So the default serves there, too. The name ``esper_alloc`` stands for
+the same backend, but is refused where esper_alloc does not serve.
 """
 
 from __future__ import annotations
@@ -17,11 +21,13 @@ from typing import Any, ClassVar
 
 from ..installation.pytorch import untyped
 from .enabling import is_enabled
-from .sleep import Keep, names_of, sleep, tag as tagged, tag_stats, wake
+from .sleep import Keep, names_of, sleep_or_warn, tag as tagged, tag_stats, wake
 
 __all__ = ["SleepAllocator", "register"]
 
 _MODULE = "vllm.device_allocator.cumem"
+_BACKENDS = "vllm.device_allocator.sleep_mode_backend"
+_BACKEND = "SleepBackend"
 _GRAPHS = "cudagraph"
 
 
@@ -102,18 +108,14 @@ class SleepAllocator:
         """As release_pools()."""
 
     def _put_to_sleep(self, tags: Iterable[str], keep: Keep) -> None:
-        chosen = sorted(tags)
-        for stay in sleep(chosen, keep).stays if chosen else ():
-            warnings.warn(
-                f"esper_alloc: {stay.bytes} bytes do not go to sleep: {stay.reason}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        if chosen := sorted(tags):
+            sleep_or_warn(chosen, keep)
 
 
 def register() -> None:
     """Lets vLLM's sleep mode use esper_alloc, if this process runs on it. Warns where this vLLM
     asks for what is not known here; then its own sleep mode stays."""
+    _register_backend()
     if not is_enabled():
         return
     try:
@@ -130,6 +132,33 @@ def register() -> None:
     else:
         cumem.CuMemAllocator = SleepAllocator
         cumem.cumem_available = True
+
+
+def _register_backend() -> None:
+    try:
+        factory = importlib.import_module(_BACKENDS).SleepModeBackendFactory
+    except (ImportError, AttributeError):  # a vLLM without --sleep-mode-backend
+        return
+    with contextlib.suppress(ValueError):  # it has the name from an earlier call
+        factory.register_backend("esper_alloc", __name__, _BACKEND)
+
+
+def __getattr__(name: str) -> Any:
+    """vLLM's factory asks this module for the backend, whose base comes from vLLM."""
+    if name != _BACKEND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    base = importlib.import_module(_BACKENDS).CuMemBackend
+    members = {"__module__": __name__, "is_supported": classmethod(lambda _: _serves())}
+    return type(_BACKEND, (base,), members)
+
+
+def _serves() -> bool:
+    """Whether vLLM's allocator is ours. If not, warns why."""
+    if importlib.import_module(_MODULE).CuMemAllocator is SleepAllocator:
+        return True
+    if not is_enabled():
+        _leave("this process does not run on it; start vLLM with `python -m esper_alloc run`")
+    return False
 
 
 def _leave(why: str) -> None:

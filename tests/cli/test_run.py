@@ -293,13 +293,30 @@ def test_choices_are_handed_on(
     assert place.run(option, names[1], script).stdout == f"{names[1]} 1\n"
 
 
-def test_a_program_can_be_watched(place: Place) -> None:
-    script = place.script("import os; print(os.environ.get('ESPER_ALLOC_MONITOR'))")
+def test_a_command_on_path_is_found_behind_a_file_of_its_name(place: Place) -> None:
+    command = place.write("bin/serve", "#!/usr/bin/env python3\nimport torch, sys; print(sys.argv)")
+    command.chmod(0o755)
+    place.environment["PATH"] = f"{command.parent}{os.pathsep}{place.environment['PATH']}"
+    assert place.run("serve", "-m", "x").stdout == f"{[str(command), '-m', 'x']}\n"
+    place.write("serve", "print('the file')")
+    assert place.run("serve").stdout == "the file\n"
+    assert "No such file" in place.run("nobody's").stderr
+
+
+@pytest.mark.parametrize(
+    "option, variable",
+    [
+        ("--monitor", "ESPER_ALLOC_MONITOR"),
+        ("--memory-saver", "ESPER_ALLOC_MEMORY_SAVER"),
+    ],
+)
+def test_switches_are_handed_on(place: Place, option: str, variable: str) -> None:
+    script = place.script(f"import os; print(os.environ.get({variable!r}))")
     assert place.run(script).stdout == "None\n"
-    assert place.run("--monitor", script).stdout == "1\n"
-    place.environment["ESPER_ALLOC_MONITOR"] = "yes"
+    assert place.run(option, script).stdout == "1\n"
+    place.environment[variable] = "yes"
     done = place.run(script)
-    assert done.returncode == 2 and "ESPER_ALLOC_MONITOR=yes is neither on nor off" in done.stderr
+    assert done.returncode == 2 and f"{variable}=yes is neither on nor off" in done.stderr
 
 
 def test_package_of_the_child_python_comes_first_else_the_one_that_ran(place: Place) -> None:

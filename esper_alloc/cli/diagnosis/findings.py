@@ -246,7 +246,8 @@ def environment_findings(facts: Facts) -> list[Finding]:
             note(
                 "torch_memory_saver is preloaded: it intercepts cudaMalloc, which esper_alloc "
                 "does not call, so pausing and resuming will not reach PyTorch's memory",
-                "use one of the two: unset LD_PRELOAD, or ESPER_ALLOC=0",
+                "`run --memory-saver` lets the program pause with esper_alloc; else use one of the "
+                "two: unset LD_PRELOAD, or ESPER_ALLOC=0",
             )
         )
     if "rmm" in installed:
