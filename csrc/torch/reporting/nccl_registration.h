@@ -1,6 +1,6 @@
 // How NCCL registers memory. The allocator registers nothing: PyTorch's process group attaches a
-// tracker (attachAllocatorTraceTracker), which registers each new segment that it is told of. watch()
-// in history.cpp tells it.
+// tracker (attachAllocatorTraceTracker), which registers each new segment that it is told of.
+// watch() in history.cpp tells it.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
