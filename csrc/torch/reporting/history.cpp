@@ -163,21 +163,15 @@ Context context_of(Trace &trace, const esper_trace_entry &entry)
   return context;
 }
 
+// Of the other actions only the black box is told.
 TraceEntry::Action convert(esper_action action)
 {
-  switch (action) {
-  case ESPER_TRACE_ALLOC: return TraceEntry::ALLOC;
-  case ESPER_TRACE_FREE_REQUESTED: return TraceEntry::FREE_REQUESTED;
-  case ESPER_TRACE_FREE_COMPLETED: return TraceEntry::FREE_COMPLETED;
-  case ESPER_TRACE_SEGMENT_ALLOC: return TraceEntry::SEGMENT_ALLOC;
-  case ESPER_TRACE_SEGMENT_FREE: return TraceEntry::SEGMENT_FREE;
-  case ESPER_TRACE_SEGMENT_MAP: return TraceEntry::SEGMENT_MAP;
-  case ESPER_TRACE_SEGMENT_UNMAP: return TraceEntry::SEGMENT_UNMAP;
-  case ESPER_TRACE_SNAPSHOT: return TraceEntry::SNAPSHOT;
-  case ESPER_TRACE_HELD_BACK: // of which only the black box is told
-  case ESPER_TRACE_OOM: break;
-  }
-  return TraceEntry::OOM;
+  static constexpr TraceEntry::Action of[] = {
+      TraceEntry::ALLOC,         TraceEntry::FREE_REQUESTED, TraceEntry::FREE_COMPLETED,
+      TraceEntry::SEGMENT_ALLOC, TraceEntry::SEGMENT_FREE,   TraceEntry::SEGMENT_MAP,
+      TraceEntry::SEGMENT_UNMAP, TraceEntry::SNAPSHOT,       TraceEntry::OOM};
+  static_assert(std::size(of) == ESPER_TRACE_OOM + 1);
+  return of[action];
 }
 
 TraceEntry make_entry(TraceEntry::Action action, const esper_trace_entry &from, Context context)
