@@ -17,7 +17,7 @@ from test_shim import ENABLE, TOGETHER
 
 #: Those in which a function is recorded after another one was replayed.
 WITH_CHECKPOINTS = ["live_outputs", "dying_tensors", "aliasing"]
-ALONE = ["inference", "training", "reset_and_again"]
+ALONE = ["training", "reset_and_again"]
 #: Reserved bytes, ours over native's; and what a segment more or less may cost.
 MOST, SLACK = 1.02, 22 << 20
 

@@ -6,10 +6,6 @@ import pytest
 from scenario import run_program
 
 
-def test_graphed_callables() -> None:
-    assert run_program("graphs", "graphed_callables")["wrong"] == 0
-
-
 def test_a_graphs_memory_goes_with_it() -> None:
     found = run_program("graphs", "reset_frees")
     assert found["wrong"] == 0

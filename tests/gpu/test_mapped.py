@@ -250,10 +250,6 @@ def test_a_page_comes_and_goes() -> None:
     assert result(SMOKE) == 0
 
 
-def test_classic_segments_come_and_go_beside_them() -> None:
-    assert result(SMOKE, {"ESPER_ALLOC_SEGMENTS": "classic"}) == 0
-
-
 def test_classic_segments_ask_for_no_pages() -> None:
     count = """
 import esper_alloc._core as compiled

@@ -81,11 +81,6 @@ def test_a_script_and_its_child(program: Path) -> None:
     assert found == {"parent": FINE, "child": FINE, "arguments": ["--steps", "3"]}
 
 
-def test_a_module(program: Path) -> None:
-    found = run("-m", "esper_alloc", "run", "-m", program.stem, "here", cwd=program.parent)
-    assert found == {"parent": FINE, "child": FINE, "arguments": ["here"]}
-
-
 def test_without_it_the_program_is_on_native(program: Path) -> None:
     found = run(program.name, cwd=program.parent)
     native = {**FINE, "loaded": False}

@@ -12,7 +12,7 @@ import pytest
 from scenario import NATIVE, OURS, run_program
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-MODELS = ["mlp", "convolutions", "recurrent", "attention"]
+MODELS = ["convolutions", "recurrent", "attention"]
 
 
 def train(allocator: str, **env: str) -> dict[str, Any]:

@@ -16,16 +16,6 @@ def keys() -> Any:
 
 
 @scenario()
-def nested_keys() -> Any:
-    nested = torch.cuda.memory_stats_as_nested_dict()
-
-    def shape(part: Any) -> Any:
-        return {key: shape(part[key]) for key in sorted(part)} if isinstance(part, dict) else 0
-
-    return shape(nested)
-
-
-@scenario()
 def every_figure_after_each_step() -> Any:
     """Sizes whose place does not depend on an allocator's taste."""
     kept: dict[str, Any] = {}

@@ -192,17 +192,6 @@ def emptying_while_a_pool_is_open() -> Any:
 
 
 @scenario()
-def a_pool_snapshot_has_only_its_segments() -> Any:
-    pool, _x = pool_with(12 * MiB)
-    _y = bytes_of(14 * MiB)
-    return [
-        [s["total_size"] for s in pool.snapshot()],
-        sorted(s["total_size"] for s in torch.cuda.memory_snapshot()),
-        [s["total_size"] for s in torch.cuda.memory_snapshot(pool.id)],
-    ]
-
-
-@scenario()
 def the_trace_names_the_pool() -> Any:
     torch.cuda.memory._record_memory_history(context=None)
     pool, x = pool_with(12 * MiB)

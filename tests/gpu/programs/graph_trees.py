@@ -67,30 +67,6 @@ def use_other_memory(seed: int) -> None:
 
 
 @scenario
-def inference() -> dict[str, Any]:
-    """Two input shapes, so two trees' roots; the default pool changes all the time."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(N, 2 * N),
-        torch.nn.GELU(),
-        torch.nn.Linear(2 * N, N),
-        torch.nn.LayerNorm(N),
-        torch.nn.Linear(N, 10),
-    ).cuda()
-    fast = compiled(model)
-    wrong, figures = 0, []
-    with torch.no_grad():
-        for i in range(16):
-            x = square(i)[: (256 if i % 4 == 3 else 128)].contiguous()
-            new_step()
-            y = fast(x)
-            wrong += differ(y, model(x))
-            figures.append(figure(y))
-            use_other_memory(i)
-    return {"wrong": wrong, "figures": figures}
-
-
-@scenario
 def training() -> dict[str, Any]:
     losses: dict[bool, list[float]] = {}
     parameters: dict[bool, float] = {}

@@ -18,11 +18,6 @@ from torch.nn import functional
 STEPS = 20
 
 
-def mlp() -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
-    model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Dropout(0.1), nn.Linear(512, 10))
-    return model, lambda: (torch.randn(256, 64), torch.randint(10, (256,)))
-
-
 def convolutions() -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
@@ -78,7 +73,7 @@ def attention() -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, torch.Tenso
     return Attention(), batch
 
 
-MODELS = {"mlp": mlp, "convolutions": convolutions, "recurrent": recurrent, "attention": attention}
+MODELS = {"convolutions": convolutions, "recurrent": recurrent, "attention": attention}
 
 
 def prefetched(
