@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from on_sim import build
-from processes import python
 
 BEGIN = """
 import gc, simulated, torch, esper_alloc
@@ -35,7 +34,7 @@ def run(library: Path) -> Callable[[str], None]:
     env = {**kept, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": "native"}
 
     def run(code: str) -> None:
-        done = python("-c", BEGIN + code, env=env)
+        done = build.program(BEGIN + code, env)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
 
     return run

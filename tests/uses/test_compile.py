@@ -511,9 +511,12 @@ def read_elsewhere():
 
 @contextlib.contextmanager
 def compiled_anew():
-    """Graphs of an earlier run are not taken from Inductor's caches."""
+    """Graphs of an earlier run are not taken from Inductor's caches. What the processor says it
+    can do is not tried, which takes a process with torch for each kind of instruction; nor is code
+    made for it, which takes longer."""
     inductor, aot = torch._inductor.config, torch._functorch.config
-    with inductor.patch(fx_graph_cache=False), aot.patch(enable_autograd_cache=False):
+    how = {"fx_graph_cache": False, "cpp.vec_isa_ok": True, "cpp.simdlen": 1}
+    with inductor.patch(how), aot.patch(enable_autograd_cache=False):
         yield
 
 
