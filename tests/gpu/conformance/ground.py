@@ -28,7 +28,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "memory": ("memory", {}),
     "figures": ("figures", {}),
     "snapshot": ("snapshot", {}),
-    "accounts": ("accounts", {}),
     "history": ("history", {}),
     "shortage": ("shortage", {}),
     "hooks": ("hooks", {}),

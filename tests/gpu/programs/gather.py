@@ -65,15 +65,6 @@ def compare(inputs, targets, native=True, **arguments) -> None:
 
 
 @check
-def rows_are_copied() -> None:
-    for dtype in (torch.float32, torch.float64, torch.uint8, torch.bool, torch.int64, torch.half):
-        for row in ((), (1,), (3,), (17,), (3, 5, 7), (3, 32, 32)):
-            inputs = (torch.rand(300, *row) * 100).to(dtype)
-            for shuffle in (True, False):
-                compare(inputs, torch.arange(300), shuffle=shuffle, drop_last=False)
-
-
-@check
 def values_are_converted() -> None:
     for source in (torch.uint8, torch.float32, torch.half, torch.bfloat16):
         for result in (None, torch.float32, torch.half, torch.bfloat16):
