@@ -1,7 +1,5 @@
 """The benchmarks as far as they need no GPU: their definitions, the runner, verdicts and files."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

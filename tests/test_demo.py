@@ -1,7 +1,5 @@
 """What `make demo` shows without a GPU."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from pathlib import Path

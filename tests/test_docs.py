@@ -1,7 +1,5 @@
 """The documents say what the code does, as far as a machine can tell."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.machinery

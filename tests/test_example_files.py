@@ -3,8 +3,6 @@
 What they do is tested on a GPU: tests/gpu/test_examples.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import shutil

@@ -1,7 +1,5 @@
 """The simulator of the examples: its physics, and its commands."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

@@ -1,8 +1,6 @@
 """The documents as a site (mkdocs.yml). mkdocs warns of broken links and anchors, and of docstrings
 that do not fit their function: warnings are errors here."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Tags, sleep and wake through PyTorch, on the simulated device."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

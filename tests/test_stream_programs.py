@@ -1,8 +1,6 @@
 """The random programs of tests/gpu/programs/stream_programs.py, without a GPU: the oracle knows
 what PyTorch computes, every access to data is ordered, and memory is left to the allocator."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

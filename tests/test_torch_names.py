@@ -1,8 +1,6 @@
 """Programs for a GPU name only what PyTorch has: their first run there is too late to learn
 otherwise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -11,8 +11,6 @@ Prints JSON: for each program the bugs that it names, and what was found, each a
 which the sanitizer knows nothing of. benchmarks/audits.py reads it as well.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """esper_alloc.audit() on the simulated device: modes, reports, what is seen and what is not."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """``python -m esper_alloc audit``: the program runs as it would, and its exit code says what was
 found. On the simulated device, with PyTorch's own allocator."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

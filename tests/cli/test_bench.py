@@ -1,7 +1,5 @@
 """``python -m esper_alloc bench`` without a GPU: its messages, its table, its plot."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

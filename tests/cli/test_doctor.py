@@ -1,7 +1,5 @@
 """The doctor: each sickness, injected as facts, has its finding and remedy."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

@@ -1,7 +1,5 @@
 """The command line as a whole: help, version, exit codes, and what it imports."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``python -m esper_alloc replay``: its table, its JSON, its plots, and what it refuses."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

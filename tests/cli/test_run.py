@@ -8,8 +8,6 @@ directory and the main module are the real ones. The last tests use the real
 torch and the real package where both are there.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

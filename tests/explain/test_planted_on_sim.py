@@ -1,8 +1,6 @@
 """The ten planted jobs (benchmarks/planted.py) on the simulated device: the cause is named first,
 and with the advice followed they run, with the peak that was predicted."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Python code in fresh processes: the allocator is chosen once per process."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The auditor on a GPU finds nothing in correct programs and in the examples."""
 
-from __future__ import annotations
-
 import pytest
 from helper import ROOT, run_fresh, run_python
 from scenario import NATIVE, OURS, run_program

@@ -2,8 +2,6 @@
 memory. Correct programs: test_audit_clean.py. (The benchmark `auditor` says what an audit costs, and
 what torch.cuda._sanitizer finds of these bugs.)"""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

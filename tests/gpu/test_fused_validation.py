@@ -1,7 +1,5 @@
 """Fused validation on streams. What goes wrong without a mark is in test_b8pt01.py."""
 
-from __future__ import annotations
-
 import pytest
 from scenario import NATIVE, OURS, once, run_program
 

@@ -1,7 +1,5 @@
 """cudagraph_outputs over PyTorch's own CUDA graphs."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each scenario runs in a process of its own, on PyTorch's allocator and on this one.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor

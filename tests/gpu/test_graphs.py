@@ -1,7 +1,5 @@
 """CUDA graphs on esper_alloc: right numbers on replay, memory that serves again inside."""
 
-from __future__ import annotations
-
 import pytest
 from scenario import run_program
 

@@ -1,8 +1,6 @@
 """Mapped segments on a GPU: pages move under streams that are at work, and the figures
 are the device's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ which tests/helpers/test_normalize.py compares with NumPy. The kernels' arithmet
 tests/helpers/test_normalize_kernel.py.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import warnings

@@ -1,8 +1,6 @@
 """`python -m esper_alloc run` on a GPU: an unmodified program, the module form of
 it, and the processes that it starts all get their memory from esper_alloc."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ What a program sees is in conformance/, and how processes end in programs/exits.
 Each scenario is a fresh process on the GPU.
 """
 
-from __future__ import annotations
-
 import textwrap
 
 from helper import run_python

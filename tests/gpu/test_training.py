@@ -4,8 +4,6 @@ Batches come from a copy stream, one step ahead: marked with record_use under
 ours, with record_stream under native.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -2,8 +2,6 @@
 registered memory, symmetric memory, communication streams, and a rank that dies. And NCCL within
 one process."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -3,8 +3,6 @@
 Everything here works without a GPU and without the compiled kernels.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -5,8 +5,6 @@ which must agree. There is no second device here but `meta`: it takes part where
 only the devices' names matter. tests/gpu/test_normalize_gpu.py is about CUDA.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import io

@@ -3,8 +3,6 @@
 The streams are in tests/gpu/test_fused_validation.py.
 """
 
-from __future__ import annotations
-
 import collections
 import types
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Forks while another thread imports the package, or uses one of its functions first."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from pathlib import Path

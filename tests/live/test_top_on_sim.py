@@ -1,7 +1,5 @@
 """A running program on the simulated device, watched by ``esper-alloc top``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

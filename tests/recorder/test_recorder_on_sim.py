@@ -1,7 +1,5 @@
 """What PyTorch's programs leave in the black box, on the simulated device."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Files that were made to crash whoever loads them, to fill the memory or to take for ever: each
 ends in an error in words, within the limit, and can be interrupted."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What is drawn: thinned out, on an axis of time or of entries."""
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 

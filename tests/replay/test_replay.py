@@ -1,7 +1,5 @@
 """Rebuilding histories, native's blocks, and running them through the core."""
 
-from __future__ import annotations
-
 import copy
 import resource
 import signal

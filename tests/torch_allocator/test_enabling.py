@@ -1,7 +1,5 @@
 """The package without a GPU: what it loads, what it refuses, the swap."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What else runs while the host is held back, and what shows it, on the simulated device."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Where CUDA is initialised already, as in a notebook: a MemPool of PyTorch's own allocator
 over this one, on the simulated device."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ what PyTorch asks of the CUDA runtime on its way there is answered by
 ``tests/shim/simulated.c``. Memory is numbers, so nothing is read or written.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

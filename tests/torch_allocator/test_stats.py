@@ -1,7 +1,5 @@
 """memory_stats() and report()."""
 
-from __future__ import annotations
-
 import re
 import sys
 import types

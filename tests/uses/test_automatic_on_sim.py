@@ -2,8 +2,6 @@
 
 There are no kernels, so the operators here copy, fill with zeros, or only look."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

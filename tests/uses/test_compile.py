@@ -4,8 +4,6 @@ Graphs are traced with fake CUDA tensors, or with the operators called on CPU
 tensors, for which they do nothing.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Tensor.record_use: installed on request, and taken away again."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from pathlib import Path

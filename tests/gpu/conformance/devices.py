@@ -1,7 +1,5 @@
 """Two devices: copies, peers, figures of each, frees with the other device current."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """torch.cuda.memory_stats() and its relatives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """torch.cuda.memory._record_memory_history()."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

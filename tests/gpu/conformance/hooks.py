@@ -1,7 +1,5 @@
 """Side channels: GPU trace callbacks, the profiler, the sanitizer."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes, raw entries, deleters, storages: what memory looks like from Python."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What C++ programs alone reach: trackers, observers, sizes (methods.cpp)."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """MemPools, seen from Python; graphs and checkpoints have tests of their own."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

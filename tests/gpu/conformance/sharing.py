@@ -1,7 +1,5 @@
 """torch.multiprocessing with CUDA tensors: both ways, many, and who outlives whom."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """When memory runs out: type, wording, who is told, and that life goes on."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

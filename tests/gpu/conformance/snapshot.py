@@ -1,7 +1,5 @@
 """torch.cuda.memory._snapshot() and memory_snapshot()."""
 
-from __future__ import annotations
-
 import pickle
 import tempfile
 from pathlib import Path

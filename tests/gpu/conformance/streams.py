@@ -1,7 +1,5 @@
 """Streams: record_stream, owners, external streams."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ audit.py ALLOCATOR clean PROGRAM
 audit.py ALLOCATOR bound
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 

@@ -17,8 +17,6 @@ batch's memory served again (reused).
 take, far: the results are taken to the current stream; an environment is on the other device.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from typing import Any

@@ -5,8 +5,6 @@ Usage: gather.py ALLOCATOR
 Reports for each check "" or what went wrong.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

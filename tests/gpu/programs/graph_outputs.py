@@ -10,8 +10,6 @@ graphed     torch.cuda.make_graphed_callables, which PyTorch keeps no account of
 Reports what was found; an error of the scenario as {"error": its text}.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings

@@ -7,8 +7,6 @@ how often PyTorch put a checkpoint of the pool back, which graphs it skipped, an
 how much memory it took.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import warnings

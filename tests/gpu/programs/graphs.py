@@ -7,8 +7,6 @@ replays whose output is wrong. Delays are kernels of the graph: without the
 right edges the numbers are wrong in every replay.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Prints every loss as an exact hexadecimal number: two allocators must give the
 same ones, bit for bit, since neither address nor stream order may matter.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ The scenarios are the functions below; each gives what its rank found. The progr
 prints a list of both ranks' answers, and in `killed` how each rank ended.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
