@@ -141,17 +141,6 @@ say(before=before, after=across(), one=one, kept=result.kept, woken=woken, steps
     assert found["none"] == []
 
 
-def test_keep_nothing_wakes_as_zeros(run: Run) -> None:
-    found = run("""
-with esper_alloc.tag("kv"):
-    x = on_device(torch.ones(MIB))
-result = esper_alloc.sleep("kv", keep="nothing")
-esper_alloc.wake()
-say(kept=result.kept, sum=float(x.cpu().sum()))
-""")
-    assert found == {"kept": 0, "sum": 0.0}
-
-
 def test_tags_nest_and_can_be_entered_again(run: Run) -> None:
     found = run("""
 weights = esper_alloc.tag("weights")
@@ -357,15 +346,6 @@ esper_alloc.trim_sleep()
 say(kept=kept, after=esper_alloc.tag_stats()[""]["host_bytes"])
 """)
     assert found == {"kept": 512, "after": 0}
-
-
-def test_a_process_may_exit_while_its_memory_sleeps(run: Run) -> None:
-    found = run("""
-x = on_device(torch.ones(MIB))
-esper_alloc.sleep()
-say(asleep=esper_alloc.tag_stats()[""]["asleep"])
-""")
-    assert found["asleep"]
 
 
 def test_a_forked_child_can_neither_sleep_nor_wake(run: Run) -> None:

@@ -261,20 +261,15 @@ with esper_alloc.audit() as report:
     except RuntimeError as error:
         said = str(error)
     race()
-say(said=said, kinds=kinds(report))
-""")
-    assert "an audit is running in this process already" in found["said"]
-    assert found["kinds"] == ["read-early"]
-
-
-def test_there_is_no_other_mode(run: Run) -> None:
-    found = run("""
 try:
     esper_alloc.audit(mode="loud")
 except ValueError as error:
-    say(said=str(error))
+    mode = str(error)
+say(said=said, kinds=kinds(report), mode=mode)
 """)
-    assert found["said"] == "mode='loud': there are 'raise', 'warn', 'collect'"
+    assert "an audit is running in this process already" in found["said"]
+    assert found["mode"] == "mode='loud': there are 'raise', 'warn', 'collect'"
+    assert found["kinds"] == ["read-early"]
 
 
 def test_what_was_before_counts_as_over(run_on_each: Run) -> None:
