@@ -12,9 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from processes import python
+from processes import ROOT, python
 
-ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 MODULES = tuple(path.stem for path in BENCHMARKS.glob("*.py"))
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}

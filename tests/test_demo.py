@@ -7,8 +7,7 @@ from typing import Any
 
 import on_sim  # noqa: F401
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
+from processes import ROOT
 
 
 @pytest.fixture

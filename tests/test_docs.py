@@ -14,9 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from processes import output_of, python
-
-ROOT = Path(__file__).resolve().parent.parent
+from processes import ROOT, output_of, python
 
 DOCUMENTS = sorted(
     [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]

@@ -12,11 +12,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 torch = pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted(
     str(path.relative_to(ROOT / "examples"))
     for path in (ROOT / "examples").rglob("*.py")

@@ -12,9 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import output_of
-
-ROOT = Path(__file__).resolve().parent.parent
+from processes import ROOT, output_of
 
 
 def need_mkdocs() -> None:

@@ -3,16 +3,13 @@
 import copy
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import python
+from processes import ROOT, python
 
 from esper_alloc.cli import doctor
 from esper_alloc.cli.diagnosis import facts as gathering, words
-
-ROOT = Path(__file__).resolve().parents[2]
 
 HEALTHY: dict[str, Any] = {
     "package": {"version": "0.1.0", "location": "/site-packages/esper_alloc",

@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import ROOT, python
 
 import esper_alloc
 from esper_alloc.cli import main as cli
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

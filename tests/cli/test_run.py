@@ -19,9 +19,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "esper_alloc"
 
 FAKE_PACKAGE = """

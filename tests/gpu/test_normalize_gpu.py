@@ -8,7 +8,6 @@ tests/helpers/test_normalize_kernel.py.
 import inspect
 import itertools
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,6 @@ from torch import nn  # noqa: E402
 from esper_alloc import RewardNormalizer, RunningMeanStd, ValueNormalizer  # noqa: E402
 from esper_alloc.helpers import kernels  # noqa: E402
 from esper_alloc.helpers.normalize import moments  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
 
 SHAPES = [
     (1, 1),

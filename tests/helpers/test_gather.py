@@ -8,10 +8,9 @@ import os
 import pickle
 import threading
 import types
-from pathlib import Path
 
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
@@ -35,7 +34,6 @@ from esper_alloc.helpers.gather.batch import GatherBatch  # noqa: E402
 from esper_alloc.helpers.gather.plan import GAMMA, Layout, device_index, epoch_seed, mix, plan_epoch  # noqa: E402
 from esper_alloc.helpers.gather.transform import crop_and_flip  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 settings.register_profile("quick", max_examples=60, deadline=None)
 settings.load_profile("quick")
 

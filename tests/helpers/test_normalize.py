@@ -15,12 +15,11 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from processes import run_two_ranks
+from processes import ROOT, run_two_ranks
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -34,7 +33,6 @@ from esper_alloc.helpers import kernels  # noqa: E402
 from esper_alloc.helpers.normalize import moments  # noqa: E402
 from esper_alloc.helpers.normalize.statistics import Statistics  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 COMPILED = kernels.load()
 ROUTES = ["compiled", "plain"] if COMPILED is not None else ["plain"]
 

@@ -5,9 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from processes import python
-
-ROOT = Path(__file__).resolve().parents[2]
+from processes import ROOT, python
 
 #: The import of `slow` takes until the main thread forks, and some time.
 BEGIN = """

@@ -13,12 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import ROOT, python
 
 from esper_alloc.replay import snapshot
 from esper_alloc.replay.snapshot import SnapshotError, load_snapshot
 
-ROOT = Path(__file__).resolve().parents[2]
 DEEP = 2_000_000
 
 

@@ -6,12 +6,12 @@ import signal
 import struct
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from histories import MIB, Recorder, snapshot_of, write
 from hypothesis import HealthCheck, given, settings, strategies as st
+from processes import ROOT
 
 from esper_alloc import _core
 from esper_alloc.replay import replay
@@ -21,7 +21,6 @@ from esper_alloc.replay.ranges import Range, RangeError, Ranges
 from esper_alloc.replay.snapshot import SnapshotError
 
 PLAIN = {"segments": "classic", "device": "sim"}
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "traces").glob("*.pickle.gz"))
 TRACES = ROOT / "tests" / "traces"
 

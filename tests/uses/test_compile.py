@@ -11,10 +11,9 @@ import functools
 import re
 import types
 import warnings
-from pathlib import Path
 
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 torch = pytest.importorskip("torch")
 
@@ -27,12 +26,10 @@ if use._compiled is None:
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 OPS = torch.ops.esper_alloc
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def stream(number: int = 3) -> torch.Stream:

@@ -9,17 +9,14 @@ import functools
 import inspect
 import types
 import warnings
-from pathlib import Path
 
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
 from esper_alloc.uses import containers, use  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(params=["compiled", "python"])
