@@ -170,29 +170,6 @@ def test_the_start_is_rebuilt_when_the_ring_wrapped(tmp_path):
         assert run.operations == 5  # the start counts for nothing
 
 
-def test_segments_at_the_start_are_found_by_walking_back(tmp_path):
-    recorder = Recorder()
-    recorder.free(recorder.alloc(30 * MIB))
-    recorder.alloc(100)
-    recorder.cut()
-    recorder.empty_cache()
-    recorder.alloc(30 * MIB)
-    [recording] = recordings_of(tmp_path, recorder)
-    sizes = sorted(one.end - one.start for one in recording.history.start_ranges)
-    assert sizes == [2 * MIB, 30 * MIB]
-    assert_truth(recording, recorder)
-    assert_same_peaks(recording)
-
-
-def test_devices_are_separate(tmp_path):
-    first, second = Recorder(0), Recorder(2)
-    first.alloc(MIB)
-    second.alloc(2 * MIB)
-    recordings = recordings_of(tmp_path, first, second)
-    assert [one.history.device for one in recordings] == [0, 2]
-    assert [one.recorded.peak_active for one in recordings] == [MIB, 2 * MIB]
-
-
 def expandable_recording(folder, entries, segment, pool, blocks):
     """Of entries that end with one expandable segment, given as (address, size)."""
     snapshot = {
