@@ -114,7 +114,7 @@ def main() -> None:
     import torch
 
     torch.cuda.init()
-    sys.path.insert(0, str(HERE))  # captured.py
+    sys.path.insert(0, str(HERE))  # captured.py, two_streams.py
     chosen = chosen or names("ESPER_SIMULATED" not in os.environ)
     if "--unmarked" in sys.argv:
         chosen = [name for name in chosen if not name.startswith("marked/")]
