@@ -48,7 +48,8 @@ def test_each_command_has_help(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"]]
+    "arguments",
+    [["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"], ["bench", "--help"]],
 )
 def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     code = (

@@ -14,7 +14,7 @@ from scenario import NATIVE, OURS, once, run_program
 from test_shim import ENABLE, TOGETHER
 
 #: Those in which a function is recorded after another one was replayed.
-WITH_CHECKPOINTS = ["live_outputs", "dying_tensors", "aliasing"]
+WITH_CHECKPOINTS = ["live_outputs", "dying_tensors"]
 ALONE = ["training", "reset_and_again"]
 #: Reserved bytes, ours over native's; and what a segment more or less may cost.
 MOST, SLACK = 1.02, 22 << 20

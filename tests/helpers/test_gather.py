@@ -889,14 +889,6 @@ def test_cifar_batches(root, name, order) -> None:
     )
 
 
-def test_global_perm_is_the_epochs_order(root) -> None:
-    write_cifar(root, "cifar10")
-    batches = cifar_iterator(root, order="global")
-    iter(batches)
-    assert batches._global_perm.tolist() == permutation(60, 5)
-    assert cifar_iterator(root)._global_perm is None
-
-
 def test_other_forms_of_cifar(root) -> None:
     (pictures, _), _ = write_cifar(root, "cifar10")
     plain = cifar_iterator(

@@ -224,9 +224,6 @@ def test_normalize_is_the_documented_formula() -> None:
     exact = (x.numpy() - mean) / np.sqrt(variance + 1e-4)
     close(rms.normalize(x, clip=1.5), exact.clip(-1.5, 1.5))
     close(rms.denormalize(rms.normalize(x)), x.numpy())
-    y = rms.normalize(x.float())
-    assert y.dtype == torch.float32
-    close(y, (x.float().double().numpy() - mean) / np.sqrt(variance + 1e-4), 1e-5, 2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

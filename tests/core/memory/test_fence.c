@@ -2,7 +2,6 @@
 #include "core/memory/fence.h"
 
 #include <pthread.h>
-#include <stdlib.h>
 
 #include "memory/pages_world.h"
 

@@ -146,16 +146,6 @@ def sizes_of_expandable_segments() -> Any:
 
 
 @scenario()
-def how_often_a_pool_is_used() -> Any:
-    pool = torch.cuda.MemPool()
-    count = functools.partial(library().use_count, 0, *map(ctypes.c_longlong, pool.id))
-    answer = [count()]
-    with torch.cuda.use_mem_pool(pool):
-        answer.append(count())
-    return [*answer, count() == pool.use_count()]
-
-
-@scenario()
 def segments_are_numbered_by_their_birth() -> Any:
     """The numbers by which NCCL orders its registration, the same in every rank."""
     pool = torch.cuda.MemPool()

@@ -73,25 +73,6 @@ def values_are_converted() -> None:
 
 
 @check
-def images_are_moved() -> None:
-    for crop, flip in ((0, 0.5), (4, 0.0), (4, 0.5)):
-        for from_last in (False, True):
-            for to_last in (False, True):
-                for result in (torch.float32, torch.half):
-                    pictures = images(200, 32)
-                    if from_last:
-                        pictures = pictures.contiguous(memory_format=torch.channels_last)
-                    how = ImageTransform(
-                        dtype=result, crop=crop, flip=flip, channels_last=to_last, **CIFAR
-                    )
-                    compare(pictures, torch.arange(200), transform=how)
-    for dtype in (torch.uint8, torch.half, torch.float32):
-        compare(
-            images(200, 9, dtype), torch.arange(200), transform=ImageTransform(crop=2, flip=0.5)
-        )
-
-
-@check
 def more_than_the_parameters_hold() -> None:
     """Through device memory: many environments, many columns, several batches at once."""
     targets = torch.arange(3000)

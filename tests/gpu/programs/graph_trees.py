@@ -188,35 +188,6 @@ def dying_tensors() -> dict[str, Any]:
     return {"wrong": wrong, "figures": figures}
 
 
-def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    y = x + 1
-    return y, y[:7], y.t(), x.view(-1), x * 3
-
-
-@scenario
-def aliasing() -> dict[str, Any]:
-    """Outputs that share storage with each other, with an input, and with a parent's."""
-    one, two, three = compiled(first), compiled(views), compiled(third)
-    wrong, figures = 0, []
-    with torch.no_grad():
-        for i in range(16):
-            x = square(i)
-            a0, _ = first(x)
-            new_step()
-            a, b = one(x)
-            outputs = two(a)
-            expected = views(a0)
-            wrong += differ(list(outputs), list(expected))
-            kept = outputs[1 + i % 4]
-            wanted = expected[1 + i % 4]
-            del outputs, a, b
-            last = three(kept, kept)
-            wrong += differ([kept, *last], [wanted, *third(wanted, wanted)])
-            figures.append(figure([kept, *last]))
-            use_other_memory(i)
-    return {"wrong": wrong, "figures": figures}
-
-
 # Beside a tree
 
 
