@@ -67,9 +67,10 @@ static void end_without_y_again(void *y)
   end();
 }
 
-/* The driver does not tell in which capture the thread allocates, or marks a use, so the thread is
- * refused, although it may be working in a body; but on a stream that the core knows a mark is held.
- * What the thread then frees of the outer capture has no point there. */
+/* The driver does not tell in which capture the thread allocates, or marks a use. So the thread is
+ * refused, although it may be working in a body; but on a stream that the core knows its mark is
+ * held. What it then frees of the outer capture has no point there, whether or not the core knows
+ * the stream. */
 TEST(a_thread_that_nobody_can_place_may_be_inside_a_body)
 {
   for (int met = 0; met < 2; met++)
