@@ -1,7 +1,5 @@
 """Circles among files that call, include or import each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

@@ -1,8 +1,6 @@
 """What --quick leaves out, how many processes the tests are spread over by `make test`, a
 file each, and what several of them need."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

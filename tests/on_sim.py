@@ -1,8 +1,6 @@
 """For tests that run programs on the simulated device (shim/simulated.py): a file that imports this
 is skipped where there is a GPU, or no PyTorch with CUDA."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The benchmarks as far as they need no GPU: their definitions, the runner, verdicts and files."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -14,9 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from processes import python
+from processes import ROOT, python
 
-ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 MODULES = tuple(path.stem for path in BENCHMARKS.glob("*.py"))
 ABOUT = {"gpu": "a GPU", "driver": "1", "torch": "2"}
@@ -466,23 +463,11 @@ def test_rows_of_a_job(tmp_path: Path) -> None:
     assert step["interval"][0] < step["mean_ratio"] < step["interval"][1]
     outputs = rows["gpt2: outputs that differ from native's", "the other peers"]
     assert (outputs["ours"], outputs["met"], outputs["peer_range"]) == (0, True, [0, 1])
-    beyond = rows["gpt2: nvidia-smi's memory in use beyond reserved", "native"]
-    assert beyond["met"] is True and beyond["judged"] == "difference"
+    for beyond in ("nvidia-smi's memory", "device memory"):
+        row = rows[f"gpt2: {beyond} in use beyond reserved", "native"]
+        assert row["met"] is True and row["judged"] == "difference"
     assert ("gpt2: peak reserved", "cudaMallocAsync") in rows
     assert made.complete
-
-
-def test_a_job_that_takes_too_much_or_computes_something_else_is_seen(tmp_path: Path) -> None:
-    made, rounds = results(tmp_path), job_rounds()
-    for one in rounds:
-        one["esper_alloc"] = worker(2000, 2300, 11.0, "abx")
-        one["esper_alloc"]["beyond_reserved_mib"] = 503.0
-    add_job(made, "gpt2", rounds)
-    missed = {row["name"].removeprefix("gpt2: ") for row in made.rows if row["met"] is False}
-    assert missed == {
-        "peak reserved", "step time", "step time over the whole job",
-        "outputs that differ from native's", "device memory in use beyond reserved",
-    }  # fmt: skip
 
 
 def test_where_peers_do_not_agree_nothing_is_asked_of_ours(tmp_path: Path) -> None:
@@ -862,20 +847,6 @@ def test_pipelines_run_within_the_least_that_was_reserved(
         assert found == [] and "did not go through without a limit" in capsys.readouterr().out
     else:
         assert asked[1] == {case.name: 105 << 20 for case in part.cases} and len(asked[1]) == 3
-
-
-def test_rows_of_the_corpus() -> None:
-    bug, race = ["freed-in-use", 9], ["race", 9]
-    audit = {"a_wrong": [[bug], [bug]], "b_wrong": [[bug], []], "a_right": [[], []]}
-    sanitizer = {"a_wrong": [[bug], []], "b_wrong": [[bug], [race]], "a_right": [[], [race]]}
-    found = rows("auditor", "corpus", [{"corpus": {"audit": audit, "sanitizer": sanitizer}}])
-    assert {name: (row["ours"], row["peer"], row["met"]) for (name, _), row in found.items()} == {
-        "missed: a_wrong": (0, 1, True),
-        "missed: b_wrong": (1, 0, False),
-        "reports: a_right": (0, 1, True),
-        "bugs missed, of 2": (1, 1, False),
-        "correct programs reported, of 1": (0, 1, True),
-    }
 
 
 def test_large_layers_have_as_many_mib_as_their_rows_say() -> None:

@@ -1,8 +1,6 @@
 """The measuring loops of benchmarks/calls.py, and the pipeline's memory by layer, under PyTorch's
 own allocator and esper_alloc, both on the simulated device."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ The builds for other torches download them, so they run where ``CI=true`` or
 ``ESPER_ALLOC_TEST_TORCHES=1`` asks for them.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

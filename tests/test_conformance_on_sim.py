@@ -1,8 +1,6 @@
 """The conformance suite of tests/gpu, as far as it needs no kernel: PyTorch's own
 allocator and esper_alloc, both on the simulated device."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,6 @@ sanitizers, where it takes ten times as long, it visits every 8th, and for races
 one thread cannot have, every 64th.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -4,8 +4,6 @@ Builds ``tests/device/fake_cuda.c`` as the library that the driver layer opens, 
 runs the scenarios of ``tests/device/test_cuda.c``, each in a process of its own.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

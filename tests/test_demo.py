@@ -1,7 +1,5 @@
 """What `make demo` shows without a GPU."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from pathlib import Path
@@ -9,8 +7,7 @@ from typing import Any
 
 import on_sim  # noqa: F401
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
+from processes import ROOT
 
 
 @pytest.fixture

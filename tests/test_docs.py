@@ -1,7 +1,5 @@
 """The documents say what the code does, as far as a machine can tell."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.machinery
@@ -16,9 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from processes import output_of, python
-
-ROOT = Path(__file__).resolve().parent.parent
+from processes import ROOT, output_of, python
 
 DOCUMENTS = sorted(
     [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]

@@ -4,8 +4,6 @@ Those of helpers run on the CPU, the others on the simulated device, and those t
 CUDA is used in processes of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

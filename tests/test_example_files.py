@@ -3,8 +3,6 @@
 What they do is tested on a GPU: tests/gpu/test_examples.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import shutil
@@ -14,11 +12,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 torch = pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted(
     str(path.relative_to(ROOT / "examples"))
     for path in (ROOT / "examples").rglob("*.py")

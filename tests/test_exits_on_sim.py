@@ -1,8 +1,6 @@
 """The ends of processes of tests/gpu/test_exits.py, as far as they need no kernel, on the
 simulated device."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

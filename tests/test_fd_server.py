@@ -4,8 +4,6 @@ Builds ``tests/device/test_fd_server.c``, plain and sanitized, and runs its scen
 process of its own.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

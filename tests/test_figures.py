@@ -1,7 +1,5 @@
 """The figures that documents show are those of the result files, and result files are complete."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

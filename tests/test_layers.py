@@ -15,8 +15,6 @@ calls a function includes its header. The objects that the last build left are r
 where they are newer than the sources.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

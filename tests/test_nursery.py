@@ -1,7 +1,5 @@
 """The nursery of the GPU tests: a forked child runs code as a fresh `python -c` does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -5,8 +5,6 @@ Imports are read from the sources, those inside functions and those for type che
 included, so that none can hide.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scopes that are left and were not entered: an error in words, and nothing has changed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

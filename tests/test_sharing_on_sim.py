@@ -1,8 +1,6 @@
 """CUDA tensors shared through PyTorch, on the simulated device, which both sides of a
 handle have in one process here: what is opened is mapped once more."""
 
-from __future__ import annotations
-
 from on_sim import Run, running
 
 HEAD = """

@@ -1,19 +1,15 @@
 """The simulator of the examples: its physics, and its commands."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os
 import sys
-from pathlib import Path
 
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 torch = pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "simulator.py"
 
 pytestmark = pytest.mark.skipif(not EXAMPLE.exists(), reason="comes with a source checkout")

@@ -1,8 +1,6 @@
 """The documents as a site (mkdocs.yml). mkdocs warns of broken links and anchors, and of docstrings
 that do not fit their function: warnings are errors here."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -14,9 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import output_of
-
-ROOT = Path(__file__).resolve().parent.parent
+from processes import ROOT, output_of
 
 
 def need_mkdocs() -> None:

@@ -1,7 +1,5 @@
 """The programs over other libraries, and what is made of their figures."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import import_module

@@ -1,8 +1,6 @@
 """Random programs over several streams, without a mark, on the simulated device: with automatic
 uses no memory is handed out while a program may still use it, and without them it mostly is."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Formatters and checkers have nothing to say. What they are told stands in
 pyproject.toml, .clang-format and .clang-tidy; which versions, in tools/environment.py."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

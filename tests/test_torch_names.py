@@ -1,15 +1,10 @@
 """Programs for a GPU name only what PyTorch has: their first run there is too late to learn
 otherwise."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).resolve().parent.parent
 
 #: Prints what is missing. In a process of its own, because other tests import more of PyTorch.
 LOOK = """

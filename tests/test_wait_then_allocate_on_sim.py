@@ -1,8 +1,6 @@
 """A stream that waits for another one before memory is allocated there, and is the first to use it,
 through PyTorch on the simulated device: tests/episodes/rule_2.c has the same in C, on a GPU as well."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What tools/wheels puts into a wheel. The command itself downloads every torch, and is run by
 hand; tests/torch_allocator/test_enabling.py has the choice at import."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 import runpy

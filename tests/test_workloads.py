@@ -1,7 +1,5 @@
 """The jobs of benchmarks/models.py on the CPU: what they compute, and that it repeats."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

@@ -11,8 +11,6 @@ Prints JSON: for each program the bugs that it names, and what was found, each a
 which the sanitizer knows nothing of. benchmarks/audits.py reads it as well.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -116,7 +114,7 @@ def main() -> None:
     import torch
 
     torch.cuda.init()
-    sys.path.insert(0, str(HERE))  # captured.py
+    sys.path.insert(0, str(HERE))  # captured.py, two_streams.py
     chosen = chosen or names("ESPER_SIMULATED" not in os.environ)
     if "--unmarked" in sys.argv:
         chosen = [name for name in chosen if not name.startswith("marked/")]

@@ -1,8 +1,6 @@
 """The programs of corpus/ under the auditor, on the simulated device: each bug is found at its line,
 and nothing else is. (tests/gpu/test_audit_gpu.py runs all of them on a GPU.)"""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """esper_alloc.audit() on the simulated device: modes, reports, what is seen and what is not."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 
@@ -263,23 +261,20 @@ with esper_alloc.audit() as report:
     except RuntimeError as error:
         said = str(error)
     race()
-say(said=said, kinds=kinds(report))
-""")
-    assert "an audit is running in this process already" in found["said"]
-    assert found["kinds"] == ["read-early"]
-
-
-def test_there_is_no_other_mode(run: Run) -> None:
-    found = run("""
 try:
     esper_alloc.audit(mode="loud")
 except ValueError as error:
-    say(said=str(error))
+    mode = str(error)
+say(said=said, kinds=kinds(report), mode=mode)
 """)
-    assert found["said"] == "mode='loud': there are 'raise', 'warn', 'collect'"
+    assert "an audit is running in this process already" in found["said"]
+    assert found["mode"] == "mode='loud': there are 'raise', 'warn', 'collect'"
+    assert found["kinds"] == ["read-early"]
 
 
-def test_what_was_before_counts_as_over(run_on_each: Run) -> None:
+def test_what_was_before_counts_as_over_and_nothing_is_observed_afterwards(
+    run_on_each: Run,
+) -> None:
     found = run_on_each("""
 x, z = empty().zero_(), empty().zero_()
 with torch.cuda.stream(side):
@@ -292,19 +287,11 @@ with esper_alloc.audit() as report:
     w = empty().zero_()
     late = kinds(report)
     main.wait_stream(side)
-say(early=early, late=late)
-""")
-    assert found == {"early": [], "late": ["freed-in-use"]}
-
-
-def test_nothing_is_observed_afterwards(run_on_each: Run) -> None:
-    found = run_on_each("""
-with esper_alloc.audit() as report:
-    pass
 race()
-say(kinds=kinds(report), count=_torch.audit_state()[2])
+say(early=early, late=late, afterwards=kinds(report), count=_torch.audit_state()[2])
 """)
-    assert found == {"kinds": [], "count": 0}
+    late = ["freed-in-use"]
+    assert found == {"early": [], "late": late, "afterwards": late, "count": 1}
 
 
 def test_threads_share_what_the_host_has_waited_for(run_on_each: Run) -> None:

@@ -1,7 +1,5 @@
 """Which findings are one, from what the compiled half returns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from esper_alloc.auditor.causes import by_cause

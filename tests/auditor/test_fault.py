@@ -1,7 +1,5 @@
 """What an access that faulted is said to be, from what the compiled half returns."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

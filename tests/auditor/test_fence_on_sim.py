@@ -1,8 +1,6 @@
 """audit(fence=True) on the simulated device: what is freed is unmapped, and an access to it faults
 and is named. No kernel runs there: accesses are copies and fills of the CUDA runtime."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What findings say, from what the compiled half returns."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The marker esper_audit: a marked test fails for what is found in it, others do not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

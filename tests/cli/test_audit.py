@@ -1,8 +1,6 @@
 """``python -m esper_alloc audit``: the program runs as it would, and its exit code says what was
 found. On the simulated device, with PyTorch's own allocator."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -203,7 +201,11 @@ def test_a_syntax_error_is_shown_as_python_shows_it(audit: Command) -> None:
 
 @pytest.mark.parametrize(
     "program, said",
-    [(("-m", "none.such"), "none.such"), (("folder",), "can't find '__main__' module in 'folder'")],
+    [
+        (("-m", "none.such"), "none.such"),
+        (("none.py",), "there is no file none.py"),
+        (("folder",), "can't find '__main__' module in 'folder'"),
+    ],
 )
 def test_what_cannot_be_run(
     command: Command, tmp_path: Path, program: tuple[str, ...], said: str
@@ -237,12 +239,6 @@ def test_a_bad_value_of_the_environment_is_wrong_usage(
     assert (done.returncode, done.stdout) == (2, "")
     why = "ESPER_ALLOC_SEGMENTS=fast is not a kind of segments: use auto, mapped or classic"
     assert done.stderr == f"esper_alloc audit: {why}\n"
-
-
-def test_a_file_that_is_not_there(command: Command) -> None:
-    done = command("none.py", forked=True)
-    assert done.returncode == 2
-    assert done.stderr == "esper_alloc audit: there is no file none.py\n"
 
 
 def test_a_forked_child_says_nothing_and_keeps_its_exit_code(audit: Command) -> None:

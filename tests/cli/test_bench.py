@@ -1,7 +1,5 @@
 """``python -m esper_alloc bench`` without a GPU: its messages, its table, its plot."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess
@@ -9,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from processes import python
+from pictures import assert_no_title_is_cut_or_covered
 
 from esper_alloc.cli import bench, workers
 
@@ -184,17 +182,8 @@ def test_the_plot_is_drawn(measured: list[tuple[str, bool]], tmp_path: Any) -> N
 
 def test_no_title_of_the_plot_is_cut(measured: list[tuple[str, bool]]) -> None:
     pytest.importorskip("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     figure = bench.picture(bench.measure(1, True))
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    boxes = [axis._left_title.get_window_extent(renderer) for axis in figure.axes]
-    assert len(boxes) == len(bench.FIGURES)
-    for number, box in enumerate(boxes):
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-        assert not any(box.overlaps(other) for other in boxes[:number])
+    assert_no_title_is_cut_or_covered(figure, len(bench.FIGURES))
 
 
 # --- the worker ----------------------------------------------------------------
@@ -223,12 +212,3 @@ def test_a_workers_line_is_found_among_others(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(workers.subprocess, "run", run)
     assert bench.run_worker("native, expandable", False) == {"a": 1}
-
-
-def test_importing_the_command_loads_neither_torch_nor_matplotlib() -> None:
-    code = (
-        "import sys, esper_alloc.cli.bench\n"
-        "print(sorted({'torch', 'matplotlib', 'esper_alloc._core'} & set(sys.modules)))"
-    )
-    done = python("-c", code)
-    assert done.stdout == "[]\n", done.stderr

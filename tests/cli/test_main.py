@@ -1,19 +1,15 @@
 """The command line as a whole: help, version, exit codes, and what it imports."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import ROOT, python
 
 import esper_alloc
 from esper_alloc.cli import main as cli
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +48,8 @@ def test_each_command_has_help(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"]]
+    "arguments",
+    [["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"], ["bench", "--help"]],
 )
 def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     code = (
@@ -122,9 +119,7 @@ def test_exit_code_is_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) 
         assert cli.main(["doctor"]) == code
 
 
-@pytest.mark.parametrize(
-    "command", [["doctor", "--json"], ["replay", "tests/traces/ppo.pickle.gz"]], ids=str
-)
+@pytest.mark.parametrize("command", [["docs"], ["replay", "tests/traces/ppo.pickle.gz"]], ids=str)
 def test_a_reader_that_has_ended_is_141_without_a_traceback(command: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)

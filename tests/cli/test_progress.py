@@ -1,7 +1,5 @@
 """How far a command has come, on a terminal and elsewhere."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """``python -m esper_alloc replay``: its table, its JSON, its plots, and what it refuses."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -9,15 +7,14 @@ import re
 import shutil
 import struct
 import sys
-from pathlib import Path
 
 import pytest
 from histories import MIB, Recorder, snapshot_of, write
+from processes import ROOT
 
 from esper_alloc import _core
 from esper_alloc.cli import replay as cli
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "traces").glob("*.pickle.gz"))
 
 

@@ -27,6 +27,15 @@ static inline void end(void)
   world_end(&w);
 }
 
+static inline void check_stat(esper_stat stat, size_t current, size_t peak, size_t allocated,
+                              size_t freed)
+{
+  CHECK_EQ(stat.current, current);
+  CHECK_EQ(stat.peak, peak);
+  CHECK_EQ(stat.allocated, allocated);
+  CHECK_EQ(stat.freed, freed);
+}
+
 static inline uint64_t calls(sim_call call)
 {
   return sim_calls(w.s, call);

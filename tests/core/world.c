@@ -161,6 +161,14 @@ int world_any_stream(void *context, void *stream)
   return 1;
 }
 
+int world_is_captured(void *w, void *stream)
+{
+  uint64_t capture;
+  const esper_driver *driver = sim_driver(((world *)w)->s);
+  CHECK_OK(driver->stream_capture(driver->self, 0, stream, &capture));
+  return capture != 0;
+}
+
 void world_run(world *w, esper_stream stream)
 {
   sim_run_stream(w->s, stream.device, stream.handle, SIZE_MAX);

@@ -49,8 +49,9 @@ void world_read_on(world *w, esper_stream reader, const void *ptr, esper_stream 
 void world_read_marked(world *w, esper_stream reader, const void *ptr, esper_stream owner);
 void world_use(world *w, const void *ptr, esper_stream stream, unsigned flags);
 void world_record_stream(world *w, const void *ptr, esper_stream stream);
-/* A filter of a pool that takes every stream. */
+/* Filters of a pool: every stream; of a world, one that is being captured. */
 int world_any_stream(void *context, void *stream);
+int world_is_captured(void *w, void *stream);
 /* Makes `waiter` wait for everything on `other`. */
 void world_wait(world *w, esper_stream waiter, esper_stream other);
 /* Executes everything on the stream that can run. */

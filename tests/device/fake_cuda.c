@@ -15,7 +15,9 @@
 
 #include "../../csrc/device/cuda/api.h"
 
-enum { MAX_DEVICES = 8, MAX_STACK = 16, MAX_SEGMENTS = 64, MAX_TAILS = 8 };
+extern fake_control fake;
+
+enum { MAX_STACK = 16, MAX_SEGMENTS = 64, MAX_TAILS = 8 };
 enum { MAX_PAGES = 1 << 14, FIRST_PAGE = 1000 };
 
 struct CUctx_st {
@@ -54,9 +56,7 @@ static struct {
   CUdeviceptr pointer;
   CUmemGenericAllocationHandle handle; /* 0: none */
 } mappings[MAX_PAGES];
-static size_t live_bytes;
-static int live_mappings, unsafe_calls, bad_requests, access_flags[MAX_DEVICES], reach = 1;
-static bool captured_somewhere, finished = true;
+static bool finished = true;
 static char fail_function[64];
 static CUgraphNode shown_nodes[MAX_TAILS]; /* until the next call */
 static int fail_in, fail_result;
@@ -115,8 +115,8 @@ static CUresult begin(const char *name, int needs)
     result = fail_result;
   } else if ((needs & NEEDS_CONTEXT) && !current()) {
     result = CUDA_ERROR_INVALID_CONTEXT;
-  } else if ((needs & UNSAFE) && captured_somewhere && mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
-    unsafe_calls++;
+  } else if ((needs & UNSAFE) && fake.capturing && mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
+    fake.unsafe_calls++;
     result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   pthread_mutex_unlock(&lock);
@@ -278,7 +278,7 @@ static CUresult cuMemGetInfo(size_t *free, size_t *total)
 {
   BEGIN(NEEDS_CONTEXT);
   *total = (size_t)1 << 34;
-  *free = *total - live_bytes;
+  *free = *total - fake.live_bytes;
   return CUDA_SUCCESS;
 }
 
@@ -289,11 +289,11 @@ static CUresult cuMemAlloc(CUdeviceptr *pointer, size_t size)
   pthread_mutex_lock(&lock);
   while (slot < MAX_SEGMENTS && segments[slot].size)
     slot++;
-  bool room = slot < MAX_SEGMENTS && size <= ((size_t)1 << 34) - live_bytes;
+  bool room = slot < MAX_SEGMENTS && size <= ((size_t)1 << 34) - fake.live_bytes;
   if (room) {
     *pointer = segments[slot].address = address_of_locked(size);
     segments[slot].size = size;
-    live_bytes += size;
+    fake.live_bytes += size;
   }
   pthread_mutex_unlock(&lock);
   return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -306,7 +306,7 @@ static CUresult cuMemFree(CUdeviceptr pointer)
   pthread_mutex_lock(&lock);
   for (int slot = 0; slot < MAX_SEGMENTS && result != CUDA_SUCCESS; slot++)
     if (segments[slot].size && segments[slot].address == pointer) {
-      live_bytes -= segments[slot].size;
+      fake.live_bytes -= segments[slot].size;
       segments[slot].size = 0;
       result = CUDA_SUCCESS;
     }
@@ -522,9 +522,9 @@ static CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
   int slot = 0;
   while (slot < MAX_PAGES && pages[slot].references)
     slot++;
-  if (slot == MAX_PAGES || size > ((size_t)1 << 34) - live_bytes)
+  if (slot == MAX_PAGES || size > ((size_t)1 << 34) - fake.live_bytes)
     return CUDA_ERROR_OUT_OF_MEMORY;
-  live_bytes += size;
+  fake.live_bytes += size;
   pages[slot].size = size;
   pages[slot].references = 1;
   *handle = FIRST_PAGE + (unsigned)slot;
@@ -536,7 +536,7 @@ static void leave_page(CUmemGenericAllocationHandle handle)
 {
   int slot = (int)(handle - FIRST_PAGE);
   if (--pages[slot].references == 0) {
-    live_bytes -= pages[slot].size;
+    fake.live_bytes -= pages[slot].size;
     pages[slot].size = 0; /* another process's page has the same number there */
   }
 }
@@ -561,7 +561,7 @@ static CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
   mappings[slot].pointer = pointer;
   mappings[slot].handle = handle;
   pages[handle - FIRST_PAGE].references++;
-  live_mappings++;
+  fake.live_mappings++;
   return CUDA_SUCCESS;
 }
 
@@ -600,7 +600,7 @@ static CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
       mappings[slot].handle = 0;
       break;
     }
-  live_mappings--;
+  fake.live_mappings--;
   return CUDA_SUCCESS;
 }
 
@@ -614,14 +614,14 @@ static CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAcce
         access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       return 1;
   for (size_t i = 0; i < count; i++)
-    access_flags[access[i].location.id] = access[i].flags;
+    fake.access[access[i].location.id] = access[i].flags;
   return count ? CUDA_SUCCESS : 1;
 }
 
 static CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 {
   BEGIN(0);
-  *can = reach && device != peer;
+  *can = fake.reach && device != peer;
   return CUDA_SUCCESS;
 }
 
@@ -640,7 +640,7 @@ static CUresult look_up(const char *symbol, void **pointer, int asked, cuuint64_
   };
   const char *lacks = getenv("FAKE_CUDA_LACKS");
   if (flags != CU_GET_PROC_ADDRESS_LEGACY_STREAM)
-    bad_requests++;
+    fake.bad_requests++;
   *pointer = NULL;
   for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
     if (strcmp(entries[i].name, symbol) == 0 && asked <= version() &&
@@ -702,19 +702,6 @@ static int get_mode(void)
 {
   return mode;
 }
-static void capture_somewhere(int on)
-{
-  captured_somewhere = on;
-}
-static int get_unsafe_calls(void)
-{
-  return unsafe_calls;
-}
-static int get_bad_requests(void)
-{
-  return bad_requests;
-}
-
 static void *new_stream(int device)
 {
   CUstream stream = calloc(1, sizeof *stream);
@@ -745,14 +732,6 @@ static void depend(void *stream, void *node)
   s->tails[s->tail_count++] = node;
 }
 
-static size_t get_live_bytes(void)
-{
-  return live_bytes;
-}
-static int get_live_mappings(void)
-{
-  return live_mappings;
-}
 static void finish(int on)
 {
   finished = on;
@@ -763,34 +742,7 @@ static void finish_after(int queries)
   finished = false;
   in_vain = queries + 1;
 }
-static int get_access(int device)
-{
-  return access_flags[device];
-}
-static void set_reach(int on)
-{
-  reach = on;
-}
-
-__attribute__((visibility("default"))) const fake_control fake = {
-    fail,
-    calls,
-    set_current,
-    current_device,
-    get_depth,
-    set_mode,
-    get_mode,
-    capture_somewhere,
-    get_unsafe_calls,
-    get_bad_requests,
-    new_stream,
-    capture,
-    capture_node,
-    depend,
-    get_live_bytes,
-    get_live_mappings,
-    get_access,
-    set_reach,
-    finish,
-    finish_after,
+__attribute__((visibility("default"))) fake_control fake = {
+    fail,       calls,   set_current,  current_device, get_depth, set_mode,     get_mode,
+    new_stream, capture, capture_node, depend,         finish,    finish_after, .reach = 1,
 };

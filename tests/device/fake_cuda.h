@@ -14,6 +14,8 @@
  * Compiled with -DFAKE_CUDA_OLD_GET it has the old shape of cuGetProcAddress
  * only. */
 
+enum { MAX_DEVICES = 8 };
+
 typedef struct fake_control {
   /* The nth call of `function` from now on fails with `result`; a function is
    * "" to cancel. */
@@ -24,11 +26,6 @@ typedef struct fake_control {
   int (*depth)(void);                 /* contexts on the thread's stack */
   void (*set_mode)(int mode);         /* the thread's capture mode */
   int (*mode)(void);
-  /* A capture begun in global mode somewhere: unsafe calls in a thread that is
-   * not relaxed fail, and are counted. */
-  void (*capture_somewhere)(int on);
-  int (*unsafe_calls)(void);
-  int (*bad_requests)(void); /* lookups with wrong flags or a null symbol */
   void *(*stream)(int device);
   /* status: 0 none, 1 active, 2 invalidated */
   void (*capture)(void *stream, int status, unsigned long long id);
@@ -36,12 +33,16 @@ typedef struct fake_control {
   void *(*node)(void *stream);
   /* Makes the stream's next operation depend on the node, too, as waiting for an event does. */
   void (*depend)(void *stream, void *node);
-  size_t (*live_bytes)(void);
-  int (*live_mappings)(void);
-  int (*access)(int device);         /* flags that were last set for it */
-  void (*set_reach)(int on);         /* devices can access each other's memory */
   void (*finish)(int on);            /* events complete at once (1), or never (0) */
   void (*finish_after)(int queries); /* events complete when that many questions were in vain */
+  /* A capture was begun in global mode somewhere: unsafe calls in a thread that is not relaxed
+   * fail, and are counted. */
+  int capturing, unsafe_calls;
+  int bad_requests;        /* lookups with wrong flags or a null symbol */
+  int reach;               /* devices can access each other's memory */
+  int access[MAX_DEVICES]; /* flags that were last set for each device */
+  int live_mappings;
+  size_t live_bytes;
 } fake_control;
 
 #endif

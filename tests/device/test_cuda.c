@@ -24,7 +24,7 @@
     }                                                                        \
   } while (0)
 
-static const fake_control *fake;
+static fake_control *fake;
 static const esper_driver *driver;
 static char note[256];
 
@@ -140,7 +140,7 @@ static void check_thread(int current, int mode)
 SCENARIO(balance)
 {
   load();
-  fake->capture_somewhere(1);
+  fake->capturing = 1;
   for (int current = -1; current < 2; current++)
     for (int mode = 0; mode <= 2; mode++)
       for (int i = 0; i < FUNCTION_COUNT; i++) {
@@ -152,10 +152,10 @@ SCENARIO(balance)
         if (current == 1) /* already right */
           CHECK(fake->calls("cuCtxPushCurrent") == pushes);
       }
-  CHECK(fake->unsafe_calls() == 0);
-  CHECK(fake->bad_requests() == 0);
-  CHECK(fake->live_bytes() == 0);
-  CHECK(fake->live_mappings() == 0);
+  CHECK(fake->unsafe_calls == 0);
+  CHECK(fake->bad_requests == 0);
+  CHECK(fake->live_bytes == 0);
+  CHECK(fake->live_mappings == 0);
   CHECK(fake->calls("cuDevicePrimaryCtxRetain") == 1);
 }
 
@@ -202,8 +202,8 @@ SCENARIO(faults)
       }
   }
   CHECK(hits > 200);
-  CHECK(fake->live_bytes() == 0);
-  CHECK(fake->live_mappings() == 0);
+  CHECK(fake->live_bytes == 0);
+  CHECK(fake->live_mappings == 0);
 }
 
 SCENARIO(messages)
@@ -468,9 +468,9 @@ SCENARIO(allocator)
   esper_alloc_init(2);
   esper_alloc_set_memory_fraction(0.5, 0);
   CHECK(esper_get_memory_fraction(esper_instance(), 0) == 0.5);
-  CHECK(fake->live_bytes() > 0);
+  CHECK(fake->live_bytes > 0);
   esper_alloc_reset();
-  CHECK(fake->live_bytes() == 0);
+  CHECK(fake->live_bytes == 0);
   CHECK(esper_core_is_valid(esper_instance()));
 }
 
@@ -701,24 +701,24 @@ SCENARIO(peers)
   CHECK(driver->range_reserve(SELF, 1, 2 << 20, &a_range) == ESPER_OK);
   CHECK(driver->page_create(SELF, 1, 2 << 20, &a_page) == ESPER_OK);
   CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, NULL, 0) == ESPER_OK);
-  CHECK(fake->access(1) == OPEN);
-  CHECK(fake->access(0) == CLOSED);
+  CHECK(fake->access[1] == OPEN);
+  CHECK(fake->access[0] == CLOSED);
   CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 0) == ESPER_OK);
-  CHECK(fake->access(0) == OPEN);
-  CHECK(fake->access(1) == OPEN);
+  CHECK(fake->access[0] == OPEN);
+  CHECK(fake->access[1] == OPEN);
   CHECK(driver->page_access(SELF, 1, a_range, 2 << 20, 7) == ESPER_INVALID);
   CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
   int calls = fake->calls("cuMemSetAccess");
   CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, &one, 1) == ESPER_OK);
   CHECK(fake->calls("cuMemSetAccess") == calls + 1);
-  CHECK(fake->access(0) == OPEN);
+  CHECK(fake->access[0] == OPEN);
   CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
   CHECK(driver->page_map(SELF, 1, a_range, 2 << 20, a_page, peers, MANY) == ESPER_OK);
   CHECK(fake->calls("cuMemSetAccess") == calls + 4);
   CHECK(driver->page_unmap(SELF, 1, a_range, 2 << 20) == ESPER_OK);
   CHECK(driver->peer_check(SELF, 1, 0) == ESPER_OK);
   CHECK(driver->peer_check(SELF, 1, 9) == ESPER_INVALID);
-  fake->set_reach(0);
+  fake->reach = 0;
   CHECK(driver->peer_check(SELF, 1, 0) == ESPER_UNSUPPORTED);
   CHECK(strstr(driver->last_error(SELF), "device 0 cannot access the memory of device 1"));
 }

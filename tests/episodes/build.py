@@ -7,8 +7,6 @@ FOLDER gets the programs `random_reads` and `walk_rules`, which has the episodes
 -arch, by default this machine's GPU. CC and NVCC name other compilers.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

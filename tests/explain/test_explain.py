@@ -1,7 +1,5 @@
 """Each cause and each change, on recordings that are written for it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

@@ -1,7 +1,5 @@
 """GPU tests: skipped where there is no GPU, failed there when ESPER_REQUIRE_GPU=1."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Python code in fresh processes: the allocator is chosen once per process."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json
@@ -29,9 +27,10 @@ FOREIGN = (
 #: Beginnings of the variables that a forked child can be given: nothing has read them when torch
 #: and esper_alloc have been imported. All but ESPER_ALLOC, which enables at the import.
 READ_LATE = (
-    *("CUDA_DEVICE_MAX_CONNECTIONS", "ESPER_", "SIM_", "PYTEST_CURRENT_TEST"),
+    *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES", "ESPER_", "SIM_"),
+    "PYTEST_CURRENT_TEST",
     *("OUT_FOLDER", "SEGMENT_ACTION", "CUBLAS_WORKSPACE_CONFIG", "NCCL_", "TORCH_NCCL_"),
-    "TORCHINDUCTOR_CACHE_DIR",
+    *("TORCHINDUCTOR_CACHE_DIR", "TMPDIR", "FILE", "RANK", "LOCAL_RANK"),
 )
 
 

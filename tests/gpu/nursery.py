@@ -7,8 +7,6 @@ A line of JSON on standard input asks: {"code", "env", "stdout", "stderr", "time
 answer is a line with the child's exit status, or null where it was stopped.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import gc

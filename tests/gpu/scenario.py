@@ -1,7 +1,5 @@
 """Runs the programs in programs/ in fresh processes and returns what they report."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Mapping

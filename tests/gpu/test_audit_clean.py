@@ -1,7 +1,5 @@
 """The auditor on a GPU finds nothing in correct programs and in the examples."""
 
-from __future__ import annotations
-
 import pytest
 from helper import ROOT, run_fresh, run_python
 from scenario import NATIVE, OURS, run_program
@@ -9,11 +7,10 @@ from scenario import NATIVE, OURS, run_program
 
 @pytest.mark.parametrize("allocator", [OURS, NATIVE])
 @pytest.mark.parametrize(
-    "name",
-    ["eager", "prefetching", "compiled", "captured", "checkpointed", "branches", "sharded"],
+    "name", ["prefetching", "compiled", "captured", "checkpointed", "branches", "sharded"]
 )
 def test_a_correct_program_has_no_finding(name: str, allocator: str) -> None:
-    found = run_program("audit", allocator, "clean", name)
+    found = run_program("audit", allocator, name)
     assert found["complete"]
     assert found["findings"] == 0, found["text"]
 

@@ -1,7 +1,5 @@
 """Automatic uses: programs that mark nothing go wrong without them, and never with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ corruption at all; with a mark none is. Where launches block, the reader is
 done before the drop, and nothing may fail.
 """
 
-from __future__ import annotations
-
 import pytest
 from scenario import NATIVE, OURS, once, run_program
 

@@ -1,7 +1,5 @@
 """``python -m esper_alloc bench`` on a GPU: every figure from every allocator."""
 
-from __future__ import annotations
-
 import json
 
 from helper import run_fresh

@@ -4,8 +4,6 @@ An operator reads a tensor on a stream of its own, late. Without a mark Inductor
 writes something else into that buffer meanwhile, which the control shows.
 """
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

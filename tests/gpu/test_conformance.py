@@ -5,8 +5,6 @@ they run. Those of parts that are built elsewhere carry that part in their name 
 `pools-...` needs options of MemPools, `checkpoints-...` checkpoints of pools.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence

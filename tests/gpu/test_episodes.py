@@ -4,8 +4,6 @@ They are compiled here, the core with them: with nvcc, for this machine's GPU. t
 runs the same on the simulated device.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The examples, each in a fresh process as a user would start it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 The scenarios are in programs/exits.py.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

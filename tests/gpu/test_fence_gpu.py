@@ -1,7 +1,5 @@
 """audit(fence=True) on a GPU: stray accesses fault at once and are named; correct programs end."""
 
-from __future__ import annotations
-
 import pytest
 from scenario import run_program
 

@@ -1,7 +1,5 @@
 """The gather iterator on the GPU, under both allocators: what programs/gather.py checks."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

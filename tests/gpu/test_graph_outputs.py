@@ -1,7 +1,5 @@
 """cudagraph_outputs over PyTorch's own CUDA graphs."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 
@@ -26,11 +24,7 @@ def test_without_it_pytorch_refuses() -> None:
     assert "has been overwritten by a subsequent run" in run(NATIVE, "bare")["error"]
 
 
+@pytest.mark.parametrize("allocator", [NATIVE, OURS])
 @pytest.mark.parametrize("scenario", ["values", "gradients", "graphed"])
-def test_under_pytorchs_own_allocator(scenario: str) -> None:
-    assert wrong(run(NATIVE, scenario)) == []
-
-
-@pytest.mark.parametrize("scenario", ["values", "gradients", "graphed"])
-def test_under_esper_alloc(scenario: str) -> None:
-    assert wrong(run(OURS, scenario)) == []
+def test_outputs_and_gradients_keep_their_values(scenario: str, allocator: str) -> None:
+    assert wrong(run(allocator, scenario)) == []

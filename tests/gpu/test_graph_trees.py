@@ -3,8 +3,6 @@
 Each scenario runs in a process of its own, on PyTorch's allocator and on this one.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +14,8 @@ from scenario import NATIVE, OURS, once, run_program
 from test_shim import ENABLE, TOGETHER
 
 #: Those in which a function is recorded after another one was replayed.
-WITH_CHECKPOINTS = ["live_outputs", "dying_tensors", "aliasing"]
-ALONE = ["inference", "training", "reset_and_again"]
+WITH_CHECKPOINTS = ["live_outputs", "dying_tensors"]
+ALONE = ["training", "reset_and_again"]
 #: Reserved bytes, ours over native's; and what a segment more or less may cost.
 MOST, SLACK = 1.02, 22 << 20
 

@@ -1,13 +1,7 @@
 """CUDA graphs on esper_alloc: right numbers on replay, memory that serves again inside."""
 
-from __future__ import annotations
-
 import pytest
 from scenario import run_program
-
-
-def test_graphed_callables() -> None:
-    assert run_program("graphs", "graphed_callables")["wrong"] == 0
 
 
 def test_a_graphs_memory_goes_with_it() -> None:

@@ -5,8 +5,6 @@ Each runs in a process of its own, with a limit. ESPER_REQUIRE_GPUS=2 makes a se
 missing a failure.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """Mapped segments on a GPU: pages move under streams that are at work, and the figures
 are the device's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -248,10 +246,6 @@ def result(code: str, env: dict[str, str] = MAPPED) -> Any:
 
 def test_a_page_comes_and_goes() -> None:
     assert result(SMOKE) == 0
-
-
-def test_classic_segments_come_and_go_beside_them() -> None:
-    assert result(SMOKE, {"ESPER_ALLOC_SEGMENTS": "classic"}) == 0
 
 
 def test_classic_segments_ask_for_no_pages() -> None:

@@ -1,7 +1,5 @@
 """Marks from C code that knows a stream's handle alone, in threads without a context."""
 
-from __future__ import annotations
-
 from scenario import run_program
 
 TRIES = 10

@@ -1,8 +1,6 @@
 """Marks beside captures on a real device: delayed readers check what they read. The control, without
 a mark, is in test_b8pt01.py."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -1,8 +1,6 @@
 """torch.cuda.MemPool on esper_alloc: graphs, NCCL, addresses. What a program sees of pools
 and their options is in conformance/pools.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

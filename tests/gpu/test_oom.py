@@ -1,7 +1,5 @@
 """The card is full: native's wording, and life goes on. Other shortages: conformance/shortage.py."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

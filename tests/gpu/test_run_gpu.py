@@ -1,8 +1,6 @@
 """`python -m esper_alloc run` on a GPU: an unmodified program, the module form of
 it, and the processes that it starts all get their memory from esper_alloc."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -79,11 +77,6 @@ def test_a_script_and_its_child(program: Path) -> None:
     command = ("-m", "esper_alloc", "run", program.name, "--steps", "3")
     found = run(*command, cwd=program.parent)
     assert found == {"parent": FINE, "child": FINE, "arguments": ["--steps", "3"]}
-
-
-def test_a_module(program: Path) -> None:
-    found = run("-m", "esper_alloc", "run", "-m", program.stem, "here", cwd=program.parent)
-    assert found == {"parent": FINE, "child": FINE, "arguments": ["here"]}
 
 
 def test_without_it_the_program_is_on_native(program: Path) -> None:

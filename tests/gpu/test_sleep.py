@@ -1,8 +1,6 @@
 """Memory that sleeps and wakes on a GPU: what it gives back, graphs, training, and two processes
 on one device."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

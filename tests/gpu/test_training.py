@@ -4,15 +4,13 @@ Batches come from a copy stream, one step ahead: marked with record_use under
 ours, with record_stream under native.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from scenario import NATIVE, OURS, run_program
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-MODELS = ["mlp", "convolutions", "recurrent", "attention"]
+MODELS = ["convolutions", "recurrent", "attention"]
 
 
 def train(allocator: str, **env: str) -> dict[str, Any]:

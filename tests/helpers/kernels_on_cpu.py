@@ -1,7 +1,5 @@
 """Kernels as shared libraries for the CPU, by the headers of tests/kernels."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess

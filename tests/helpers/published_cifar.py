@@ -1,7 +1,5 @@
 """Small data sets in place of the published ones: read by stub/torchvision."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

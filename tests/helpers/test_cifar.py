@@ -1,7 +1,5 @@
 """CIFAR's files, read by torchvision: with archives of our own in place of the published ones."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import pickle

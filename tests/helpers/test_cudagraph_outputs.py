@@ -5,8 +5,6 @@ keeps the account of it that PyTorch's CUDA graph trees keep. What PyTorch
 really does is in tests/gpu/test_graph_outputs.py.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses

@@ -3,8 +3,6 @@
 What they may notice stands in docs/differences.md.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import types

@@ -3,17 +3,14 @@
 Everything here works without a GPU and without the compiled kernels.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickle
 import threading
 import types
-from pathlib import Path
 
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
@@ -37,7 +34,6 @@ from esper_alloc.helpers.gather.batch import GatherBatch  # noqa: E402
 from esper_alloc.helpers.gather.plan import GAMMA, Layout, device_index, epoch_seed, mix, plan_epoch  # noqa: E402
 from esper_alloc.helpers.gather.transform import crop_and_flip  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 settings.register_profile("quick", max_examples=60, deadline=None)
 settings.load_profile("quick")
 
@@ -891,14 +887,6 @@ def test_cifar_batches(root, name, order) -> None:
     assert torch.equal(
         torch.cat([x for batch in test for x, _ in batch]), normalised(test_pictures, name)
     )
-
-
-def test_global_perm_is_the_epochs_order(root) -> None:
-    write_cifar(root, "cifar10")
-    batches = cifar_iterator(root, order="global")
-    iter(batches)
-    assert batches._global_perm.tolist() == permutation(60, 5)
-    assert cifar_iterator(root)._global_perm is None
 
 
 def test_other_forms_of_cifar(root) -> None:

@@ -5,8 +5,6 @@ one after another (tests/kernels/cuda_on_cpu.h). What only a GPU shows is in
 tests/gpu/test_gather_gpu.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

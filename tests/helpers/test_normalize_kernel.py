@@ -5,8 +5,6 @@ threads as fibers (tests/kernels/fibers_on_cpu.h). What only a GPU shows is in
 tests/gpu/test_normalize_gpu.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import re

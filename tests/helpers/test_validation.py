@@ -3,8 +3,6 @@
 The streams are in tests/gpu/test_fused_validation.py.
 """
 
-from __future__ import annotations
-
 import collections
 import types
 from pathlib import Path
@@ -15,7 +13,6 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-import esper_alloc  # noqa: E402
 from esper_alloc.helpers import validation  # noqa: E402
 from esper_alloc.helpers.validation import (  # noqa: E402
     FusedValidation,
@@ -408,7 +405,3 @@ def test_the_documented_example_runs() -> None:
     names: dict = {}
     exec(compile(example, str(page), "exec"), names)
     assert names["total"] == 32 and names["loss"].shape == (4,)
-
-
-def test_it_is_exported() -> None:
-    assert esper_alloc.fused_validation_batch is validation.fused_validation_batch

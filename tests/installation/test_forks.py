@@ -1,15 +1,11 @@
 """Forks while another thread imports the package, or uses one of its functions first."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from pathlib import Path
 
 import pytest
-from processes import python
-
-ROOT = Path(__file__).resolve().parents[2]
+from processes import ROOT, python
 
 #: The import of `slow` takes until the main thread forks, and some time.
 BEGIN = """

@@ -1,7 +1,5 @@
 """Doing something once a module has been imported."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

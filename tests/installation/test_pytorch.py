@@ -1,7 +1,5 @@
 """What a clone says that hides an installed package."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ``esper-alloc top`` makes of a process that answers anything."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The figures of a process, for dashboards and loggers."""
 
-from __future__ import annotations
-
 import re
 import sys
 import types

@@ -1,7 +1,5 @@
 """A running program on the simulated device, watched by ``esper-alloc top``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -357,6 +355,8 @@ def test_watching_ends_with_the_program_or_at_ctrl_c(start: Start, how: str) -> 
     watcher = subprocess.Popen(
         [sys.executable, "-u", "-m", "esper_alloc", "top", str(program.pid)],
         cwd=build.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Jobs in the background inherit an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert watcher.stdout is not None
     seen: list[str] = []

@@ -1,7 +1,5 @@
 """What PyTorch's programs leave in the black box, on the simulated device."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from on_sim import build
-from processes import python
 
 from esper_alloc.recorder import reading
 from esper_alloc.recorder.reading import BlackBox, load_black_box
@@ -29,8 +26,7 @@ def outer(count):
 
 
 def run(library: Path, code: str, status: int = 0, **env: str) -> str:
-    env = {**os.environ, **build.environment(library), **env}
-    done = python("-c", HEAD + code, env=env)
+    done = build.program(HEAD + code, {**os.environ, **build.environment(library), **env})
     assert done.returncode == status, done.stderr[-3000:]
     return done.stdout
 
@@ -271,8 +267,9 @@ except torch.OutOfMemoryError as error:
 """
     file = tmp_path / "a.box"
     head = "import tempfile\ntempfile.tempdir = '/' + 'x' * 5000\n"
-    done = python("-c", head + HEAD + code, env={**os.environ, **build.environment(library),
-                                                 "FILE": str(file)})  # fmt: skip
+    done = build.program(
+        head + HEAD + code, {**os.environ, **build.environment(library), "FILE": str(file)}
+    )
     assert (done.returncode, done.stdout) == (0, "False"), done.stderr
     assert load_black_box(file)
 

@@ -1,8 +1,6 @@
 """Files that were made to crash whoever loads them, to fill the memory or to take for ever: each
 ends in an error in words, within the limit, and can be interrupted."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle
@@ -15,12 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import python
+from processes import ROOT, python
 
 from esper_alloc.replay import snapshot
 from esper_alloc.replay.snapshot import SnapshotError, load_snapshot
 
-ROOT = Path(__file__).resolve().parents[2]
 DEEP = 2_000_000
 
 

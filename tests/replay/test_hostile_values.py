@@ -2,8 +2,6 @@
 file: a list that holds one list twice, which again holds one twice, and numbers with more digits
 than Python prints. A message names such a value without writing it out."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,11 +1,10 @@
 """What is drawn: thinned out, on an axis of time or of entries."""
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 
 import pytest
+from pictures import assert_no_title_is_cut_or_covered
 
 from esper_alloc.replay import plot
 from esper_alloc.replay.recorded import Usage
@@ -46,23 +45,4 @@ def test_all_kinds_stand_in_a_grid_on_common_scales():
     for axis in panels[0]:
         assert axis.get_xlim() == panels[0][0].get_xlim()
         assert axis.get_ylim() == panels[0][0].get_ylim()
-    assert_no_text_is_cut_or_covered(figure)
-
-
-def assert_no_text_is_cut_or_covered(figure):
-    """Titles lie inside the picture, and none over another."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    boxes = []
-    for axis in figure.findobj(lambda one: hasattr(one, "get_title") and hasattr(one, "axison")):
-        text = axis._left_title
-        if axis.axison and text.get_text():
-            boxes.append(text.get_window_extent(renderer))
-    assert boxes
-    for number, box in enumerate(boxes):
-        assert box.x0 >= 0 and box.y0 >= 0
-        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-        assert not any(box.overlaps(other) for other in boxes[:number])
+    assert_no_title_is_cut_or_covered(figure, len(panels[0]) + len(panels[1]))

@@ -1,19 +1,17 @@
 """Rebuilding histories, native's blocks, and running them through the core."""
 
-from __future__ import annotations
-
 import copy
 import resource
 import signal
 import struct
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from histories import MIB, Recorder, snapshot_of, write
 from hypothesis import HealthCheck, given, settings, strategies as st
+from processes import ROOT
 
 from esper_alloc import _core
 from esper_alloc.replay import replay
@@ -23,7 +21,6 @@ from esper_alloc.replay.ranges import Range, RangeError, Ranges
 from esper_alloc.replay.snapshot import SnapshotError
 
 PLAIN = {"segments": "classic", "device": "sim"}
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "traces").glob("*.pickle.gz"))
 TRACES = ROOT / "tests" / "traces"
 
@@ -171,29 +168,6 @@ def test_the_start_is_rebuilt_when_the_ring_wrapped(tmp_path):
     assert_truth(recording, recorder)
     for run in assert_same_peaks(recording):
         assert run.operations == 5  # the start counts for nothing
-
-
-def test_segments_at_the_start_are_found_by_walking_back(tmp_path):
-    recorder = Recorder()
-    recorder.free(recorder.alloc(30 * MIB))
-    recorder.alloc(100)
-    recorder.cut()
-    recorder.empty_cache()
-    recorder.alloc(30 * MIB)
-    [recording] = recordings_of(tmp_path, recorder)
-    sizes = sorted(one.end - one.start for one in recording.history.start_ranges)
-    assert sizes == [2 * MIB, 30 * MIB]
-    assert_truth(recording, recorder)
-    assert_same_peaks(recording)
-
-
-def test_devices_are_separate(tmp_path):
-    first, second = Recorder(0), Recorder(2)
-    first.alloc(MIB)
-    second.alloc(2 * MIB)
-    recordings = recordings_of(tmp_path, first, second)
-    assert [one.history.device for one in recordings] == [0, 2]
-    assert [one.recorded.peak_active for one in recordings] == [MIB, 2 * MIB]
 
 
 def expandable_recording(folder, entries, segment, pool, blocks):

@@ -1,7 +1,5 @@
 """Reading snapshot files: what is admitted, and what is said of the rest; uses in snapshots."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import gzip

@@ -1,7 +1,5 @@
 """Builds the library that simulated.py preloads, and says what a process needs to use it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

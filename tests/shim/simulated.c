@@ -330,9 +330,12 @@ SHOWN cudaError_t cudaPeekAtLastError(void)
 {
   return last;
 }
+static _Thread_local enum cudaStreamCaptureMode capture_mode; /* global */
 SHOWN cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
 {
-  (void)mode;
+  enum cudaStreamCaptureMode before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
   return cudaSuccess;
 }
 
@@ -679,4 +682,41 @@ SHOWN cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **fu
   if (result)
     *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
+}
+
+/* ---- an allocator of a MemPool's own ---------------------------------------- */
+
+static struct own_pieces {
+  int live, calls;
+  int strict; /* calls that a capture would not have survived */
+  size_t bytes;
+} own;
+static size_t own_most = SIZE_MAX;
+
+SHOWN struct own_pieces own_pieces(void)
+{
+  return own;
+}
+SHOWN void own_limit(size_t bytes)
+{
+  own_most = bytes;
+}
+SHOWN void *own_malloc(size_t size, int device, void *stream)
+{
+  (void)device, (void)stream;
+  own.calls++;
+  own.strict += capture_mode != cudaStreamCaptureModeRelaxed;
+  if (own.bytes + size > own_most)
+    return NULL;
+  own.live++;
+  own.bytes += size;
+  return aligned_alloc(512, (size + 511) / 512 * 512);
+}
+SHOWN void own_free(void *p, size_t size, int device, void *stream)
+{
+  (void)device, (void)stream;
+  own.strict += capture_mode != cudaStreamCaptureModeRelaxed;
+  own.live--;
+  own.bytes -= size;
+  free(p);
 }

@@ -4,8 +4,6 @@ Import this first in a process that `environment()` was given to; it enables
 esper_alloc and lets PyTorch initialise CUDA.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -7,8 +7,6 @@ only look, and what a kernel would read or write is told to the oracle, which kn
 run when memory is handed out. Prints in how many programs it failed.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor

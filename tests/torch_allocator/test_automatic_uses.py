@@ -1,8 +1,6 @@
 """Uses that operators do not show: what is noted of compiled graphs and Triton kernels, and
 which streams are announced."""
 
-from __future__ import annotations
-
 import types
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """device=: which CUDA device it names, and what names none."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

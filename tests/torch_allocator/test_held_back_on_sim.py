@@ -1,7 +1,5 @@
 """What else runs while the host is held back, and what shows it, on the simulated device."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -9,7 +7,6 @@ from typing import Any
 
 import pytest
 from on_sim import build
-from processes import output_of
 
 #: A call that is held back is let go by another Python thread, or ends in vain after 20 s.
 PROGRAM = """
@@ -43,8 +40,8 @@ simulated.library.core_hold_back_at_the_end()
 
 
 def test_other_python_threads_go_on(library: Path) -> None:
-    said = output_of("-c", PROGRAM, env={**os.environ, **build.environment(library)})
-    found, at_the_end = said.splitlines()
+    done = build.program(PROGRAM, {**os.environ, **build.environment(library)})
+    found, at_the_end = done.stdout.splitlines()
     assert json.loads(found) == {
         "with the GIL": 1,
         "without": 1,

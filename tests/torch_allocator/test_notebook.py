@@ -1,15 +1,12 @@
 """Where CUDA is initialised already, as in a notebook: a MemPool of PyTorch's own allocator
 over this one, on the simulated device."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from on_sim import build
-from processes import python
 
 BEGIN = """
 import gc, simulated, torch, esper_alloc
@@ -35,7 +32,7 @@ def run(library: Path) -> Callable[[str], None]:
     env = {**kept, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": "native"}
 
     def run(code: str) -> None:
-        done = python("-c", BEGIN + code, env=env)
+        done = build.program(BEGIN + code, env)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
 
     return run

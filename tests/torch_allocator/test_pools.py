@@ -2,31 +2,21 @@
 
 The allocator runs over a driver made of nothing (``tests/device/fake_cuda.c``), and
 what PyTorch asks of the CUDA runtime on its way there is answered by
-``tests/shim/fake_runtime.c``. Memory is numbers, so nothing is read or written.
+``tests/shim/simulated.c``. Memory is numbers, so nothing is read or written.
 """
-
-from __future__ import annotations
 
 import functools
 import os
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from compilers import CC
+from on_sim import build
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "shim"))
-import build  # noqa: E402
-
-BUILT = any((ROOT / "esper_alloc").glob("_torch*.so"))
-pytestmark = [
-    pytest.mark.skipif(not CC, reason="needs a C compiler"),
-    pytest.mark.skipif(not BUILT, reason="the PyTorch part was not built in place"),
-]
 
 BEGIN = """
 import ctypes, gc, os, sys, threading, warnings
@@ -38,8 +28,7 @@ MiB = 1 << 20
 OWN = os.environ["LD_PRELOAD"]
 own = ctypes.CDLL(OWN)
 class Pieces(ctypes.Structure):
-    _fields_ = [("live", ctypes.c_int), ("calls", ctypes.c_int),
-                ("last_device", ctypes.c_int), ("strict", ctypes.c_int),
+    _fields_ = [("live", ctypes.c_int), ("calls", ctypes.c_int), ("strict", ctypes.c_int),
                 ("bytes", ctypes.c_size_t)]
 own.own_pieces.restype = Pieces
 own.own_limit.argtypes = [ctypes.c_size_t]
@@ -79,20 +68,13 @@ OURS = BEGIN + "esper_alloc.enable()\nstart()\n"
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("shim")
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    sources = {
-        "driver": (ROOT / "tests" / "device" / "fake_cuda.c", "libfake.so", "-fvisibility=hidden"),
-        "runtime": (ROOT / "tests" / "shim" / "fake_runtime.c", "libcuda.so.1", "-O1"),
-    }
-    built = {}
-    for name, (source, library, flag) in sources.items():
-        command = [*CC, *flags, flag, str(source), "-o", str(folder / library)]
-        done = subprocess.run([*command, "-pthread", "-ldl"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        built[name] = folder / library
-    return built
+def libraries(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables that name the driver and the runtime."""
+    driver = tmp_path_factory.mktemp("driver") / "libfake.so"
+    flags = "-std=c11 -D_GNU_SOURCE -O1 -shared -fPIC -fvisibility=hidden -pthread".split()
+    source = ROOT / "tests" / "device" / "fake_cuda.c"
+    subprocess.run([*CC, *flags, str(source), "-o", str(driver)], check=True)
+    return {"ESPER_ALLOC_LIBCUDA": str(driver), "LD_PRELOAD": str(library)}
 
 
 Run = Callable[..., str]
@@ -103,26 +85,20 @@ def running(begin: str) -> Callable[..., Run]:
     printed."""
 
     @pytest.fixture
-    def run(libraries: dict[str, Path]) -> Run:
+    def run(libraries: dict[str, str]) -> Run:
         return functools.partial(output_of, libraries, begin)
 
     return run
 
 
-def output_of(libraries: dict[str, Path], begin: str, scenario: str, **more: str) -> str:
+def output_of(libraries: dict[str, str], begin: str, scenario: str, **more: str) -> str:
     environment = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("PYTORCH_", "ESPER_ALLOC"))
     }
-    environment.update(
-        ESPER_ALLOC_LIBCUDA=str(libraries["driver"]),
-        LD_PRELOAD=str(libraries["runtime"]),
-        LD_LIBRARY_PATH=str(libraries["runtime"].parent),
-        PYTHONPATH=str(ROOT),
-        **more,
-    )
-    done = build.program(begin + textwrap.dedent(scenario), environment)
+    given = {**environment, **libraries, "PYTHONPATH": str(ROOT), **more}
+    done = build.program(begin + textwrap.dedent(scenario), given)
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout + done.stderr
 
@@ -414,7 +390,7 @@ def cuda(settings: str, general: str) -> dict[str, str]:
     ],
 )
 def test_the_kind_of_segments(
-    libraries: dict[str, Path],
+    libraries: dict[str, str],
     env: dict[str, str],
     before: str | None,
     after: str | None,

@@ -1,19 +1,15 @@
 """memory_stats() and report()."""
 
-from __future__ import annotations
-
 import re
 import sys
 import types
-from pathlib import Path
 
 import pytest
+from processes import ROOT
 
 import esper_alloc
 from esper_alloc import _core
 from esper_alloc.torch_allocator import stats
-
-ROOT = Path(__file__).resolve().parents[2]
 
 HEADER = (ROOT / "csrc" / "esper_report.h").read_text()
 

@@ -1,8 +1,6 @@
 """A user's code, as the type checkers must see it. Nothing here runs; tests/test_style.py has it
 checked. A line with an ignore is a mistake that they must find: an ignore without need is one."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from typing_extensions import assert_type

@@ -4,8 +4,6 @@ Graphs are traced with fake CUDA tensors, or with the operators called on CPU
 tensors, for which they do nothing.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses
@@ -13,10 +11,9 @@ import functools
 import re
 import types
 import warnings
-from pathlib import Path
 
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 torch = pytest.importorskip("torch")
 
@@ -29,12 +26,10 @@ if use._compiled is None:
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 OPS = torch.ops.esper_alloc
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def stream(number: int = 3) -> torch.Stream:
@@ -511,9 +506,12 @@ def read_elsewhere():
 
 @contextlib.contextmanager
 def compiled_anew():
-    """Graphs of an earlier run are not taken from Inductor's caches."""
+    """Graphs of an earlier run are not taken from Inductor's caches. What the processor says it
+    can do is not tried, which takes a process with torch for each kind of instruction; nor is code
+    made for it, which takes longer."""
     inductor, aot = torch._inductor.config, torch._functorch.config
-    with inductor.patch(fx_graph_cache=False), aot.patch(enable_autograd_cache=False):
+    how = {"fx_graph_cache": False, "cpp.vec_isa_ok": True, "cpp.simdlen": 1}
+    with inductor.patch(how), aot.patch(enable_autograd_cache=False):
         yield
 
 
@@ -672,19 +670,6 @@ def test_inductor_marks_what_has_a_size_that_depends_on_data():
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         lines = inductor_code(f, torch.tensor([0.0, 2.0, 3.0]))
     assert line_of(lines, "nonzero") < line_of(lines, "record_use.default")
-
-
-def test_inductor_with_dynamic_shapes():
-    def f(x):
-        y = (x + 1).relu()
-        OPS.record_use.default([y], 0, -1, False)
-        return y * 2
-
-    with torch.no_grad(), compiled_anew():
-        compiled = torch.compile(f, fullgraph=True, dynamic=True)
-        for n in (8, 12, 20):
-            x = torch.randn(n, 4)
-            torch.testing.assert_close(compiled(x), f(x))
 
 
 def test_inductor_keeps_what_a_scope_computes_inside_it():
@@ -926,23 +911,6 @@ def test_fake_tensors_of_unknown_size_are_marked(device):
         with Seen() as seen:
             esper_alloc.record_use([x, x[:, 0]], stream())
     assert seen.names.count("esper_alloc.record_use.default") == (2 if device == "cuda" else 0)
-
-
-def test_make_fx_traces_marks():
-    side = stream(9)
-
-    def f(x):
-        y = x + 1
-        esper_alloc.record_use(y, side)
-        return y * 2
-
-    with FakeTensorMode() as mode, torch.no_grad():
-        x = torch.ones(3, device="cuda")
-    with mode, torch.no_grad():
-        graph = make_fx(f)(x).graph
-    assert [n.target.__name__ for n in graph.nodes if n.op == "call_function"] == [
-        "add.Tensor", "record_use.default", "mul.Tensor",
-    ]  # fmt: skip
 
 
 def test_vmap_and_grad_mark_what_is_below():

@@ -1,7 +1,5 @@
 """When a marked use ends, on the simulated device: at the mark, at an event, or at the free."""
 
-from __future__ import annotations
-
 import pytest
 from on_sim import Run, running
 

@@ -1,7 +1,5 @@
 """capturing(): what the allocator is told of other libraries' captures."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

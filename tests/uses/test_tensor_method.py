@@ -1,20 +1,15 @@
 """Tensor.record_use: installed on request, and taken away again."""
 
-from __future__ import annotations
-
 import inspect
 import os
-from pathlib import Path
 
 import pytest
-from processes import python
+from processes import ROOT, python
 
 torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
 from esper_alloc.uses import tensor_method, use  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(params=["compiled", "python"], autouse=True)

@@ -9,17 +9,14 @@ import functools
 import inspect
 import types
 import warnings
-from pathlib import Path
 
 import pytest
-from processes import output_of
+from processes import ROOT, output_of
 
 torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
 from esper_alloc.uses import containers, use  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -194,32 +191,20 @@ def test_a_bad_argument_marks_nothing(marked):
     assert marked == []
 
 
-def test_wrappers_stand_for_what_they_hold(marked):
-    class Wrapper(torch.Tensor):
-        def __tensor_flatten__(self):
-            return ["inner", "other"], None
-
-    wrapper = torch.zeros(2).as_subclass(Wrapper)
-    wrapper.inner = pretend(3)
-    wrapper.other = [pretend(1)][0]
-    use.record_use(wrapper)
-    assert [m[0].shape[0] for m in marked] == [3, 1]
-
-
-def test_what_a_wrapper_holds_besides_tensors_is_its_own():
+def test_wrappers_stand_for_the_tensors_that_they_hold(marked):
     """DTensor, for one, names its mesh of devices among its parts in newer versions."""
 
     class Wrapper(torch.Tensor):
         def __tensor_flatten__(self):
-            return ["inner", "mesh"], None
+            return ["inner", "mesh", "other"], None
 
     wrapper = torch.zeros(2).as_subclass(Wrapper)
-    wrapper.inner, wrapper.mesh = torch.ones(3), object()
-    found = []
+    wrapper.inner, wrapper.mesh, wrapper.other = pretend(3), object(), pretend(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        esper_alloc.record_use(wrapper)
-        containers.find_tensors(wrapper, found)
+        use.record_use(wrapper)
+        containers.find_tensors(wrapper, [])
+    assert [m[0].shape[0] for m in marked] == [3, 1]
 
 
 @pytest.mark.parametrize(

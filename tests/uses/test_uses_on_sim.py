@@ -1,7 +1,5 @@
 """Marks and scopes of the shim on the simulated device: which streams memory waits for."""
 
-from __future__ import annotations
-
 import pytest
 from on_sim import Run, running
 

@@ -92,19 +92,10 @@ static inline bool live_are(const void *const *pointers, size_t count)
   return same;
 }
 
-static inline int captured(void *context, void *stream)
-{
-  world *of = context;
-  uint64_t capture;
-  const esper_driver *driver = sim_driver(of->s);
-  CHECK_OK(driver->stream_capture(driver->self, 0, stream, &capture));
-  return capture != 0;
-}
-
 /* A capture on r into the pool, as torch.cuda.graph makes it. */
 static inline void capture_begin(void)
 {
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_is_captured, &w));
   sim_capture_begin(w.s, 0, r.handle);
   sim_capture_group(w.s, 0, r.handle, ID);
 }

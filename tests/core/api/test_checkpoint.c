@@ -116,7 +116,7 @@ SCENE(misuse_is_refused_and_changes_nothing)
   CHECK(!none);
   CHECK_STATUS(esper_checkpoint_take(w.core, 0, 0, 0, &none), ESPER_INVALID);
   CHECK_STATUS(esper_checkpoint_take(w.core, 3, ID, 0, &none), ESPER_INVALID);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_is_captured, &w));
   CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "end that"));
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));

@@ -1,6 +1,5 @@
 /* The figures of private pools. */
 #include <stdbool.h>
-#include <stdlib.h>
 
 #include "one_world.h"
 
@@ -42,14 +41,6 @@ static esper_pool_stats figures(size_t index, size_t count)
   return found;
 }
 
-static void check(esper_stat stat, size_t current, size_t peak, size_t allocated, size_t freed)
-{
-  CHECK_EQ(stat.current, current);
-  CHECK_EQ(stat.peak, peak);
-  CHECK_EQ(stat.allocated, allocated);
-  CHECK_EQ(stat.freed, freed);
-}
-
 TEST(each_private_pool_with_memory_has_statistics)
 {
   for (int mapped = 0; mapped < 2; mapped++) {
@@ -61,15 +52,15 @@ TEST(each_private_pool_with_memory_has_statistics)
     CHECK_EQ(figures(0, 2).id[1], 1);
     CHECK_EQ(figures(1, 2).id[1], 2);
     esper_pool_stats of_a = figures(0, 2);
-    check(of_a.reserved_bytes[ESPER_LARGE], 12 * MIB, 12 * MIB, 12 * MIB, 0);
-    check(of_a.reserved_bytes[ESPER_SMALL], 2 * MIB, 2 * MIB, 2 * MIB, 0);
-    check(of_a.reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 14 * MIB, 0);
+    check_stat(of_a.reserved_bytes[ESPER_LARGE], 12 * MIB, 12 * MIB, 12 * MIB, 0);
+    check_stat(of_a.reserved_bytes[ESPER_SMALL], 2 * MIB, 2 * MIB, 2 * MIB, 0);
+    check_stat(of_a.reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 14 * MIB, 0);
     size_t of_b = mapped ? 2 * MIB : 20 * MIB;
-    check(figures(1, 2).reserved_bytes[ESPER_ALL], of_b, of_b, of_b, 0);
+    check_stat(figures(1, 2).reserved_bytes[ESPER_ALL], of_b, of_b, of_b, 0);
     CHECK_OK(esper_free(w.core, p));
     CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
     CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
-    check(figures(0, 2).reserved_bytes[ESPER_ALL], 2 * MIB, 14 * MIB, 14 * MIB, 12 * MIB);
+    check_stat(figures(0, 2).reserved_bytes[ESPER_ALL], 2 * MIB, 14 * MIB, 14 * MIB, 12 * MIB);
     CHECK_OK(esper_free(w.core, q));
     CHECK_OK(esper_free(w.core, small));
     end();
@@ -84,9 +75,9 @@ SCENE_WITH(statistics_of_a_pool_are_reset, begin(false))
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
   CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
   CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
-  check(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 26 * MIB, 0, 0);
+  check_stat(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 26 * MIB, 0, 0);
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  check(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 12 * MIB, 0, 0);
+  check_stat(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 12 * MIB, 0, 0);
   CHECK_OK(esper_free(w.core, p));
 }
 
@@ -98,6 +89,6 @@ SCENE_WITH(a_pool_that_is_gone_has_no_statistics, begin(false))
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   figures(0, 0);
   CHECK_OK(esper_free(w.core, get(make(1), 14 * MIB)));
-  check(figures(0, 1).reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 14 * MIB, 0);
+  check_stat(figures(0, 1).reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 14 * MIB, 0);
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
 }

@@ -64,15 +64,6 @@ SCENE_WITH(who_only_looks_wakes_no_device,
 
 /* ---- statistics ------------------------------------------------------------------- */
 
-/* current, peak, allocated, freed */
-static void check(esper_stat stat, long long c, long long p, long long a, long long f)
-{
-  CHECK_EQ(stat.current, c);
-  CHECK_EQ(stat.peak, p);
-  CHECK_EQ(stat.allocated, a);
-  CHECK_EQ(stat.freed, f);
-}
-
 SCENE(peaks_and_totals_are_reset)
 {
   void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 512, r);
@@ -84,7 +75,7 @@ SCENE(peaks_and_totals_are_reset)
   CHECK_EQ(now.allocated_bytes[ESPER_ALL].allocated, 12 * MIB + 512);
   CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
   now = world_stats(&w, 0);
-  check(now.allocated_bytes[ESPER_ALL], 512, 512, 0, 0);
+  check_stat(now.allocated_bytes[ESPER_ALL], 512, 512, 0, 0);
   CHECK_EQ(now.num_device_alloc, 0);
   world_free(&w, q);
   CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].freed, 512);

@@ -32,7 +32,6 @@ SCENE(memory_has_the_threads_tag)
   CHECK(!strcmp(tag_of(kv), "kv"));
   void *other = get_as("weights", 4, s);
   CHECK(!strcmp(tag_of(other), "weights"));
-  world_check(&w);
 }
 
 SCENE(free_memory_serves_its_own_tag)
@@ -50,7 +49,6 @@ SCENE_WITH(whole_pages_move_between_tags, begin_at_once(64))
   world_free(&w, p);
   CHECK(get_as("kv", 40, r)); /* more than is left */
   CHECK(world_counters(&w, 0).pages_moved > 0);
-  world_check(&w);
 }
 
 SCENE(figures_are_by_tag)

@@ -3,10 +3,6 @@
  * cause. ESPER_AUDIT_PROGRAMS is how many (2,000). */
 #include "audit/audit.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "check.h"
 #include "draw.h"
 

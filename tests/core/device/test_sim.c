@@ -677,19 +677,6 @@ SCENE_WITH(pages_in_use_are_not_unmapped_and_aliases_are_one_memory,
   check_complained("that is live");
 }
 
-/* ---- the oracle: what it must accept ------------------------------------ */
-
-SCENE(waits_are_transitive)
-{
-  void *a = stream(), *b = stream(), *c = stream(), *e = event();
-  void *p = used_memory(a);
-  CHECK_OK(d->event_record(d->self, 0, e, a));
-  CHECK_OK(sim_stream_wait(s, 0, b, e));
-  CHECK_OK(d->event_record(d->self, 0, e, b));
-  CHECK_OK(sim_stream_wait(s, 0, c, e));
-  check_accepted(p, c);
-}
-
 /* ---- the oracle: followers -------------------------------------------------- */
 
 /* By role: r receives memory that s still reads, and t may follow r. */

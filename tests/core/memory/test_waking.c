@@ -29,7 +29,6 @@ SCENE(a_wake_keeps_to_the_memory_fraction)
   CHECK(strstr(esper_last_error(), "memory fraction"));
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
   wake("weights");
-  world_check(&w);
 }
 
 SCENE(what_was_freed_asleep_and_is_over_does_not_come_back)

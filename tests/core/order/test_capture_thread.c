@@ -67,40 +67,27 @@ static void end_without_y_again(void *y)
   end();
 }
 
-/* The driver does not tell in which capture the thread allocates, so the thread is refused,
- * although it may be working in a body. What it then frees of the outer capture has no point there,
- * whether or not the core knows the stream. */
-TEST(a_thread_that_was_refused_inside_a_body_may_be_inside)
+/* The driver does not tell in which capture the thread allocates, or marks a use. So the thread is
+ * refused, although it may be working in a body; but on a stream that the core knows its mark is
+ * held. What it then frees of the outer capture has no point there, whether or not the core knows
+ * the stream. */
+TEST(a_thread_that_nobody_can_place_may_be_inside_a_body)
 {
-  for (int met = 0; met < 2; met++) {
-    begin();
-    void *x = block(X, r), *p;
-    if (met)
-      world_use(&w, x, s, 0);
-    void *y = begin_beside_a_body();
-    read_in_the_body_unasked(y);
-    CHECK_STATUS(esper_malloc(w.core, X * MIB, s, &p), ESPER_DEVICE_ERROR);
-    CHECK_EQ(sim_faults(w.s), 1);
-    end_without_y_again(y);
-  }
-}
-
-/* Nor does it tell in which capture the thread marks a use. On a stream that the core knows the
- * mark is held; on another one it is refused. */
-TEST(a_thread_whose_mark_nobody_can_place_may_be_inside_a_body)
-{
-  for (int met = 0; met < 2; met++) {
-    begin();
-    const void *marked = block(X, r);
-    if (met)
-      world_use(&w, marked, s, 0);
-    void *y = begin_beside_a_body();
-    read_in_the_body_unasked(y);
-    esper_status status = esper_record_use(w.core, &marked, 1, s, 0, NULL);
-    CHECK_STATUS(status, met ? ESPER_OK : ESPER_DEVICE_ERROR);
-    CHECK_EQ(sim_faults(w.s), 1);
-    end_without_y_again(y);
-  }
+  for (int met = 0; met < 2; met++)
+    for (int marks = 0; marks < 2; marks++) {
+      begin();
+      const void *x = block(X, r);
+      void *p;
+      if (met)
+        world_use(&w, x, s, 0);
+      void *y = begin_beside_a_body();
+      read_in_the_body_unasked(y);
+      esper_status status = marks ? esper_record_use(w.core, &x, 1, s, 0, NULL)
+                                  : esper_malloc(w.core, X * MIB, s, &p);
+      CHECK_STATUS(status, marks && met ? ESPER_OK : ESPER_DEVICE_ERROR);
+      CHECK_EQ(sim_faults(w.s), 1);
+      end_without_y_again(y);
+    }
 }
 
 /* A thread that was refused outside any body frees where it always did. */

@@ -58,7 +58,7 @@ SCENE(a_wholly_free_segment_serves_another_stream_of_the_next_capture)
   world_kernel(&w, r, p);
   world_free(&w, p);
   sim_graph *first = capture_end(ID);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_is_captured, &w));
   sim_capture_begin(w.s, 0, s.handle);
   sim_capture_group(w.s, 0, s.handle, ID);
   CHECK(world_malloc(&w, 12 * MIB, s) == p);
@@ -72,7 +72,7 @@ SCENE(a_wholly_free_segment_serves_another_stream_of_the_next_capture)
  * an output keeps the pool. */
 SCENE(captures_of_one_stream_leave_one_heap)
 {
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_is_captured, &w));
   sim_graph *graph[2];
   void *kept[2];
   for (int i = 0; i < 2; i++) {

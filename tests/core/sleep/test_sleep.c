@@ -26,7 +26,6 @@ SCENE(device_memory_goes_and_live_bytes_are_kept)
   CHECK_EQ(alive().bytes, before);
   world_kernel(&w, r, p);
   world_kernel(&w, s, q);
-  world_check(&w);
 }
 
 SCENE(free_memory_goes_for_good)
@@ -40,7 +39,6 @@ SCENE(free_memory_goes_for_good)
   CHECK_EQ(stats_of("weights").sleeping, 20 * MIB);
   wake("weights");
   CHECK_EQ(reserved_mib(), 20);
-  world_check(&w);
 }
 
 SCENE(no_memory_is_handed_out_under_a_tag_that_sleeps)
@@ -82,7 +80,6 @@ SCENE(pending_memory_goes_once_its_uses_are_over)
   sleep_all_of("weights");
   CHECK_EQ(alive().bytes, 0);
   wake("weights");
-  world_check(&w);
 }
 
 SCENE(captures_refuse_it)
@@ -132,7 +129,6 @@ SCENE(without_host_memory_nothing_sleeps)
   world_kernel(&w, r, p);
   CHECK(get_as("weights", 512, r));
   CHECK(!stats_of("weights").asleep);
-  world_check(&w);
 }
 
 SCENE(contents_may_be_lost_on_request)
@@ -148,7 +144,6 @@ SCENE(contents_may_be_lost_on_request)
   wake("kv");
   CHECK_EQ(calls(SIM_CALL_memory_zero), 1);
   world_kernel(&w, r, p);
-  world_check(&w);
 }
 
 SCENE(bad_arguments_are_refused)

@@ -96,7 +96,6 @@ SCENE_WITH(if_memory_is_short_everything_still_sleeps, begin_with(64, NULL))
   wake("weights"); /* gives the free memory of the other tag back */
   for (int i = 0; i < 3; i++)
     world_kernel(&w, s, p[i]);
-  world_check(&w);
 }
 
 static void fail_at(sim_call call, uint64_t nth)
@@ -152,7 +151,6 @@ SCENE(tags_sleep_and_wake_apart)
   CHECK_EQ(stats_of("kv").host, 20 * MIB);
   wake(NULL);
   world_kernel(&w, r, q);
-  world_check(&w);
 }
 
 /* Notes are part of the block, which lives on as a hole and as what fills it. */

@@ -8,15 +8,6 @@ static void begin(void)
   begin_on((sim_options){WHEN_TOLD}, NULL);
 }
 
-/* current, peak, allocated, freed */
-static void check(esper_stat stat, long long c, long long p, long long a, long long f)
-{
-  CHECK_EQ(stat.current, c);
-  CHECK_EQ(stat.peak, p);
-  CHECK_EQ(stat.allocated, a);
-  CHECK_EQ(stat.freed, f);
-}
-
 SCENE(bytes_are_active_until_nothing_is_owed)
 {
   void *p = world_malloc(&w, 12 * MIB, r);
@@ -40,8 +31,8 @@ SCENE(oversize_blocks_are_counted_by_the_limit_of_their_birth)
   void *p = world_malloc(&w, 40 * MIB, r);
   esper_stats now = world_stats(&w, 0);
   CHECK_EQ(now.max_split_size, 20 * MIB);
-  check(now.oversize_allocations, 1, 1, 1, 0);
-  check(now.oversize_segments, 1, 1, 1, 0);
+  check_stat(now.oversize_allocations, 1, 1, 1, 0);
+  check_stat(now.oversize_segments, 1, 1, 1, 0);
   CHECK_OK(esper_configure(w.core, NULL));
   world_free(&w, p);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
@@ -66,13 +57,13 @@ TEST(a_segment_counts_from_its_coming_to_its_going)
   clear();
   segment_size_t segment = {.bytes = 20 * MIB, .large = true, .oversize = true};
   stats_segment_added(&stats, of_pool, segment);
-  check(stats.segment[ESPER_LARGE], 1, 1, 1, 0);
-  check(stats.reserved_bytes[ESPER_ALL], 20 * MIB, 20 * MIB, 20 * MIB, 0);
-  check(stats.oversize_segments, 1, 1, 1, 0);
+  check_stat(stats.segment[ESPER_LARGE], 1, 1, 1, 0);
+  check_stat(stats.reserved_bytes[ESPER_ALL], 20 * MIB, 20 * MIB, 20 * MIB, 0);
+  check_stat(stats.oversize_segments, 1, 1, 1, 0);
   stats_segment_removed(&stats, of_pool, segment);
-  check(stats.segment[ESPER_ALL], 0, 1, 1, 1);
-  check(stats.reserved_bytes[ESPER_LARGE], 0, 20 * MIB, 20 * MIB, 20 * MIB);
-  check(stats.oversize_segments, 0, 1, 1, 1);
+  check_stat(stats.segment[ESPER_ALL], 0, 1, 1, 1);
+  check_stat(stats.reserved_bytes[ESPER_LARGE], 0, 20 * MIB, 20 * MIB, 20 * MIB);
+  check_stat(stats.oversize_segments, 0, 1, 1, 1);
   CHECK_EQ(stats.num_device_alloc, 1);
   CHECK_EQ(stats.num_device_free, 1);
 }
@@ -82,16 +73,16 @@ TEST(pages_count_by_their_bytes_and_segments_by_their_stretches)
   clear();
   stats_pages_added(&stats, of_pool, true, 4 * MIB, 1);
   stats_pages_added(&stats, of_pool, true, 4 * MIB, 0); /* beside the others */
-  check(stats.segment[ESPER_LARGE], 1, 1, 1, 0);
+  check_stat(stats.segment[ESPER_LARGE], 1, 1, 1, 0);
   CHECK_EQ(stats.reserved_bytes[ESPER_LARGE].current, 8 * MIB);
   CHECK_EQ(stats.num_device_alloc, 2);
   stats_pages_removed(&stats, of_pool, true, 2 * MIB, 1); /* out of the middle */
-  check(stats.segment[ESPER_ALL], 2, 2, 2, 0);
+  check_stat(stats.segment[ESPER_ALL], 2, 2, 2, 0);
   stats_pages_added(&stats, of_pool, true, 2 * MIB, -1); /* and there again */
-  check(stats.segment[ESPER_ALL], 1, 2, 2, 1);
+  check_stat(stats.segment[ESPER_ALL], 1, 2, 2, 1);
   stats_pages_removed(&stats, of_pool, true, 8 * MIB, -1);
-  check(stats.segment[ESPER_ALL], 0, 2, 2, 2);
-  check(stats.reserved_bytes[ESPER_ALL], 0, 8 * MIB, 10 * MIB, 10 * MIB);
+  check_stat(stats.segment[ESPER_ALL], 0, 2, 2, 2);
+  check_stat(stats.reserved_bytes[ESPER_ALL], 0, 8 * MIB, 10 * MIB, 10 * MIB);
   CHECK_EQ(stats.num_device_free, 2);
 }
 
@@ -122,9 +113,9 @@ TEST(splits_are_counted_by_size_class)
   stats_split_added(&stats, true, 3 * MIB);
   stats_split_added(&stats, false, 512);
   stats_split_removed(&stats, true, 3 * MIB);
-  check(stats.inactive_split[ESPER_ALL], 1, 2, 2, 1);
-  check(stats.inactive_split_bytes[ESPER_LARGE], 0, 3 * MIB, 3 * MIB, 3 * MIB);
-  check(stats.inactive_split_bytes[ESPER_SMALL], 512, 512, 512, 0);
+  check_stat(stats.inactive_split[ESPER_ALL], 1, 2, 2, 1);
+  check_stat(stats.inactive_split_bytes[ESPER_LARGE], 0, 3 * MIB, 3 * MIB, 3 * MIB);
+  check_stat(stats.inactive_split_bytes[ESPER_SMALL], 512, 512, 512, 0);
 }
 
 TEST(peaks_are_raised_to_what_the_shards_added)
@@ -158,11 +149,11 @@ TEST(a_reset_reaches_every_figure)
   stats.max_split_size = -1;
   stats_reset_peaks(&stats);
   for (int i = 0; i < COUNT; i++)
-    check(figure[i], i, i, i + 9, 9);
+    check_stat(figure[i], i, i, i + 9, 9);
   CHECK_EQ(stats.num_ooms, 4);
   stats_reset_accumulated(&stats);
   for (int i = 0; i < COUNT; i++)
-    check(figure[i], i, i, 0, 0);
+    check_stat(figure[i], i, i, 0, 0);
   CHECK_EQ(stats.num_ooms + stats.num_alloc_retries + stats.num_device_alloc, 0);
   CHECK_EQ(stats.max_split_size, -1);
 }

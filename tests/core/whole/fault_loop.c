@@ -9,7 +9,6 @@
  *
  * ESPER_FAULT_STEP=64 lets only every 64th call fail. */
 #include <stdbool.h>
-#include <stdlib.h>
 
 #include "core/api/testing.h"
 #include "core/base/core.h"

@@ -112,7 +112,7 @@ SCENE(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
   world_free(&w, x);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_is_captured, &w));
   CHECK_EQ(sim_faults(w.s), 1);
   void *y = world_malloc(&w, 12 * MIB, r);
   CHECK(y != x); /* s may still read it */
@@ -199,7 +199,7 @@ SCENE(memory_that_its_owner_used_since_the_quiesce_waits_for_the_next)
   capture_begin(ID);
   void *saved = world_malloc(&w, 12 * MIB, r);
   sim_graph *first = capture_end(ID);
-  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, captured, &w));
+  CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_is_captured, &w));
   world_kernel(&w, r, saved);
   void *x = world_malloc(&w, 512, s);
   world_read_marked(&w, r, x, s);

@@ -9,7 +9,6 @@
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -104,5 +104,4 @@ SCENE_WITH(pools_come_and_go_in_threads, begin(160))
   for (int i = 0; i < 4; i++)
     pthread_join(thread[i], NULL);
   CHECK_EQ(atomic_load(&failures), 0);
-  world_check(&w);
 }

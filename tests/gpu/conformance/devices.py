@@ -1,7 +1,5 @@
 """Two devices: copies, peers, figures of each, frees with the other device current."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -65,36 +63,6 @@ def snapshots_of_both() -> Any:
         sorted((s["device"], s["total_size"]) for s in picture["segments"]),
         [[[e["action"], e["size"]] for e in trace] for trace in picture["device_traces"]],
     ]
-
-
-@scenario("two_gpus", "gpu")
-def copies_across() -> Any:
-    x = torch.arange(1 << 20, device="cuda:0")
-    y = x.to("cuda:1")
-    z = torch.empty_like(x, device="cuda:1")
-    z.copy_(x, non_blocking=True)
-    torch.cuda.synchronize(0)
-    torch.cuda.synchronize(1)
-    back = z.to("cuda:0")
-    strided = x[::2].to("cuda:1")
-    return [
-        bool((y.cpu() == x.cpu()).all()),
-        bool((back == x).all()),
-        bool((strided.cpu() == x[::2].cpu()).all()),
-        torch.cuda.can_device_access_peer(0, 1),
-    ]
-
-
-@scenario("two_gpus", "gpu")
-def kernels_read_the_peers_memory() -> Any:
-    if not torch.cuda.can_device_access_peer(0, 1):
-        return "no peer access"
-    x = torch.arange(1000, device="cuda:0")
-    y = torch.empty(1000, dtype=torch.int64, device="cuda:1")
-    y.copy_(x)  # enables it
-    fresh = torch.arange(1000, device="cuda:0")
-    y.copy_(fresh)
-    return int(y.sum())
 
 
 @scenario()

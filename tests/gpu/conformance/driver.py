@@ -1,7 +1,5 @@
 """Runs every group under both allocators, in fresh processes, several at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """torch.cuda.memory_stats() and its relatives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -13,16 +11,6 @@ def keys() -> Any:
     bytes_of(1)
     every = torch.cuda.memory_stats()
     return [list(every), len(every), sorted({type(value).__name__ for value in every.values()})]
-
-
-@scenario()
-def nested_keys() -> Any:
-    nested = torch.cuda.memory_stats_as_nested_dict()
-
-    def shape(part: Any) -> Any:
-        return {key: shape(part[key]) for key in sorted(part)} if isinstance(part, dict) else 0
-
-    return shape(nested)
 
 
 @scenario()

@@ -9,8 +9,6 @@ split) stays out of the answers.
     python ground.py GROUP ALLOCATOR       # runs a group and prints {scenario: answer}
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -28,7 +26,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "memory": ("memory", {}),
     "figures": ("figures", {}),
     "snapshot": ("snapshot", {}),
-    "accounts": ("accounts", {}),
     "history": ("history", {}),
     "shortage": ("shortage", {}),
     "hooks": ("hooks", {}),

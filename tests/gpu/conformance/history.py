@@ -1,7 +1,5 @@
 """torch.cuda.memory._record_memory_history()."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -361,18 +359,3 @@ def what_there_was_no_memory_for() -> Any:
     errors = [type_of_error(lambda: bytes_of(size)) for size in (100, 3 * MiB - 7, 50 * MiB + 1)]  # noqa: B023
     torch.cuda.set_per_process_memory_fraction(1.0)
     return [errors, actions()]
-
-
-@scenario()
-def frees_from_other_threads_have_frames() -> Any:
-    record()
-    box = [a_function_that_allocates(1000)]
-
-    def free() -> None:
-        box.clear()
-
-    thread = threading.Thread(target=free)
-    thread.start()
-    thread.join()
-    found = [e for e in entries() if e["action"] == "free_requested"]
-    return [mine(e["frames"])[:1] for e in found]

@@ -1,11 +1,13 @@
 """Side channels: GPU trace callbacks, the profiler, the sanitizer."""
 
-from __future__ import annotations
-
+import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from ground import MiB, bytes_of, scenario, type_of_error
+from torch.profiler import ProfilerActivity, profile
 
 
 @scenario()
@@ -54,22 +56,21 @@ def a_callback_may_use_the_allocator() -> Any:
     return [seen, torch.cuda.memory_allocated(), x.numel()]
 
 
-@scenario()
-def the_profilers_totals() -> Any:
-    import json
-    import tempfile
-    from pathlib import Path
-
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
-        x = bytes_of(3 * MiB)
-        del x
+def told(p: profile, name: str) -> list[dict[str, Any]]:
+    """The arguments of a trace's events of that name."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         p.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    found = [e["args"] for e in events if e.get("name") == "[memory]"]
+    return [e["args"] for e in events if e.get("name") == name]
+
+
+@scenario()
+def the_profilers_totals() -> Any:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
+        x = bytes_of(3 * MiB)
+        del x
+    found = told(p, "[memory]")
     return [
         [a["Bytes"], a["Total Allocated"], a["Total Reserved"], a["Device Id"]]
         for a in found
@@ -80,22 +81,12 @@ def the_profilers_totals() -> Any:
 @scenario()
 def the_profiler_sees_what_there_was_no_memory_for() -> Any:
     """The request, rounded up, beside what is there."""
-    import json
-    import tempfile
-    from pathlib import Path
-
-    from torch.profiler import ProfilerActivity, profile
-
     x = bytes_of(12 * MiB)
     torch.cuda.set_per_process_memory_fraction(0.0)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
         error = type_of_error(lambda: bytes_of(3 * MiB - 7))
     torch.cuda.set_per_process_memory_fraction(1.0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        p.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    found = [e["args"] for e in events if e.get("name") == "[OutOfMemory]"]
+    found = told(p, "[OutOfMemory]")
     names = ("Bytes", "Total Allocated", "Total Reserved", "Device Type", "Device Id")
     del x
     return [error, [[a.get(name) for name in names] for a in found]]

@@ -4,8 +4,6 @@ Its classic segments are compared with ours of that kind, row by row. Mapped one
 the same but in the rows below, and there they must answer otherwise.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import driver

@@ -1,7 +1,5 @@
 """Sizes, raw entries, deleters, storages: what memory looks like from Python."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -163,21 +161,6 @@ def freeing_by_removing_the_deleter() -> Any:
 
 
 @scenario()
-def a_storage_made_of_a_bare_pointer() -> Any:
-    memory = torch.cuda.caching_allocator_alloc(4096)
-    device = torch.device("cuda", torch.cuda.current_device())
-    storage = torch._C._construct_storage_from_data_pointer(memory, device, 4096)
-    same = storage.data_ptr() == memory
-    standard = torch._C._has_Standard_Deleter(storage._cdata)
-    x = torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage)
-    answer = [same, standard, x.data_ptr() == memory, x.numel()]
-    del x, storage
-    answer.append(stats(*LIVE))
-    torch.cuda.caching_allocator_delete(memory)
-    return [*answer, stats(*LIVE)]
-
-
-@scenario()
 def storages_resize() -> Any:
     x = bytes_of(3 * MiB)
     answer = [stats(*LIVE)]
@@ -186,43 +169,6 @@ def storages_resize() -> Any:
     x.untyped_storage().resize_(5 * MiB)
     answer += [stats(*LIVE), x.untyped_storage().data_ptr() == 0]
     return answer
-
-
-@scenario()
-def dlpack_keeps_the_memory() -> Any:
-    x = torch.empty(1000, device="cuda")
-    address = x.data_ptr()
-    y = torch.from_dlpack(x)
-    capsule = x.__dlpack__(stream=None)
-    del x
-    live = stats(*LIVE)
-    same = y.data_ptr() == address
-    z = torch.utils.dlpack.from_dlpack(capsule)
-    del y, capsule
-    still = stats(*LIVE)
-    same = same and z.data_ptr() == address
-    del z
-    return [same, live, still, stats(*LIVE)]
-
-
-@scenario()
-def cuda_array_interface() -> Any:
-    x = torch.empty(10, 20, device="cuda")
-    shown = x.__cuda_array_interface__
-    y = torch.as_tensor(x.t().__class__ and _Holder(x), device="cuda")
-    return [
-        shown["data"][0] == x.data_ptr(), shown["shape"], shown["typestr"], shown["version"],
-        y.data_ptr() == x.data_ptr(), torch._C._has_Standard_Deleter(y.untyped_storage()._cdata),
-        stats("allocation.all.current"),
-    ]  # fmt: skip
-
-
-class _Holder:
-    """A foreign object that owns CUDA memory."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
-        self.__cuda_array_interface__ = x.__cuda_array_interface__
 
 
 @scenario()

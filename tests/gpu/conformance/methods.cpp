@@ -103,16 +103,4 @@ int segments_of_pool(long long first, long long second, long long *out)
   return take(rows, out);
 }
 
-// -1: it raised.
-int use_count(int device, long long first, long long second)
-{
-  try {
-    return native::getPoolUseCount(static_cast<c10::DeviceIndex>(device),
-                                   {static_cast<c10::CaptureId_t>(first),
-                                    static_cast<c10::CaptureId_t>(second)});
-  } catch (const std::exception &) {
-    return -1;
-  }
-}
-
 } // extern "C"

@@ -1,7 +1,5 @@
 """What C++ programs alone reach: trackers, observers, sizes (methods.cpp)."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os
@@ -145,16 +143,6 @@ def sizes_of_expandable_segments() -> Any:
         found == shown,
         rows_of(library().expandable_sizes, 1) if torch.cuda.device_count() > 1 else [],
     ]
-
-
-@scenario()
-def how_often_a_pool_is_used() -> Any:
-    pool = torch.cuda.MemPool()
-    count = functools.partial(library().use_count, 0, *map(ctypes.c_longlong, pool.id))
-    answer = [count()]
-    with torch.cuda.use_mem_pool(pool):
-        answer.append(count())
-    return [*answer, count() == pool.use_count()]
 
 
 @scenario()

@@ -1,7 +1,5 @@
 """Options at the start, one process for each set of them (ground.GROUPS)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

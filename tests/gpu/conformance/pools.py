@@ -1,7 +1,5 @@
 """MemPools, seen from Python; graphs and checkpoints have tests of their own."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -34,30 +32,6 @@ def a_pool_and_its_id() -> Any:
     answer += [pool.use_count(), pools_shown(), len(pool.snapshot()), stats(*RESERVED)]
     shown = pool.snapshot()[0]
     answer += [shown["segment_pool_id"] == pool.id, shown["total_size"]]
-    return answer
-
-
-@scenario()
-def memory_of_a_pool_serves_the_pool_alone() -> Any:
-    pool, x = pool_with(12 * MiB)
-    address = x.data_ptr()
-    del x
-    y = bytes_of(12 * MiB)
-    answer = [y.data_ptr() != address]
-    with torch.cuda.use_mem_pool(pool):
-        z = bytes_of(12 * MiB)
-    answer.append(z.data_ptr() == address)
-    del y, z
-    return [*answer, stats(*RESERVED)]
-
-
-@scenario()
-def a_pool_that_goes_gives_its_memory_back() -> Any:
-    pool, x = pool_with(12 * MiB)
-    del x
-    answer = [stats(*RESERVED)]
-    del pool
-    answer.append(stats(*RESERVED))
     return answer
 
 
@@ -192,17 +166,6 @@ def emptying_while_a_pool_is_open() -> Any:
 
 
 @scenario()
-def a_pool_snapshot_has_only_its_segments() -> Any:
-    pool, _x = pool_with(12 * MiB)
-    _y = bytes_of(14 * MiB)
-    return [
-        [s["total_size"] for s in pool.snapshot()],
-        sorted(s["total_size"] for s in torch.cuda.memory_snapshot()),
-        [s["total_size"] for s in torch.cuda.memory_snapshot(pool.id)],
-    ]
-
-
-@scenario()
 def the_trace_names_the_pool() -> Any:
     torch.cuda.memory._record_memory_history(context=None)
     pool, x = pool_with(12 * MiB)
@@ -232,39 +195,6 @@ def a_pool_that_helps_out() -> Any:
     del x
     y = bytes_of(size)
     return [y.data_ptr() == address, stats("num_ooms")]
-
-
-@scenario("pools", "gpu")
-def a_pool_with_an_allocator_of_its_own() -> Any:
-    import ctypes
-
-    calls: list[Any] = []
-    runtime = ctypes.CDLL(
-        "libcudart.so.13" if torch.version.cuda.startswith("13") else "libcudart.so.12"
-    )
-
-    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-    def malloc(size: int, device: int, stream: int | None) -> int | None:
-        pointer = ctypes.c_void_p()
-        runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size))
-        calls.append(["malloc", size])
-        return pointer.value
-
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-    def free(pointer: int, size: int, device: int, stream: int | None) -> None:
-        runtime.cudaFree(ctypes.c_void_p(pointer))
-        calls.append(["free", size])
-
-    own = torch._C._cuda_customAllocator(
-        ctypes.cast(malloc, ctypes.c_void_p).value, ctypes.cast(free, ctypes.c_void_p).value
-    )
-    pool = torch.cuda.MemPool(own)
-    with torch.cuda.use_mem_pool(pool):
-        x = torch.arange(3 * MiB, device="cuda")
-    total = int(x.sum())
-    del x
-    torch.cuda.synchronize()
-    return [total, calls]
 
 
 @scenario("checkpoints")

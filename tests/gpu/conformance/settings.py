@@ -1,7 +1,5 @@
 """Options at run time, and what the snapshot says of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

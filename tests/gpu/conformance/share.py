@@ -3,8 +3,6 @@
 The allocator of all of them is chosen by ESPER_ALLOC.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

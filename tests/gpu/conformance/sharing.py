@@ -1,7 +1,5 @@
 """torch.multiprocessing with CUDA tensors: both ways, many, and who outlives whom."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -25,29 +23,16 @@ def program(name: str) -> Any:
     return [done.stdout.strip().splitlines()[-1:], complaints]
 
 
-@scenario("gpu")
-def a_tensor_there_and_back() -> Any:
-    return program("there_and_back")
+def by_processes(name: str) -> None:
+    def run() -> Any:
+        return program(name)
+
+    run.__name__ = name
+    scenario("gpu")(run)
 
 
-@scenario("gpu")
-def thousands_of_small_tensors() -> Any:
-    return program("thousands")
-
-
-@scenario("gpu")
-def the_consumer_outlives_the_producers_reference() -> Any:
-    return program("outlives")
-
-
-@scenario("gpu")
-def shared_memory_comes_back() -> Any:
-    return program("comes_back")
-
-
-@scenario("gpu")
-def the_consumer_writes() -> Any:
-    return program("writes")
+for one in ("there_and_back", "thousands", "outlives", "comes_back", "writes"):
+    by_processes(one)
 
 
 @scenario()

@@ -1,7 +1,5 @@
 """When memory runs out: type, wording, who is told, and that life goes on."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -154,19 +152,3 @@ def an_observer_may_look_around() -> Any:
     torch._C._cuda_attach_out_of_memory_observer(observe)
     answer = failure(3 * torch.cuda.mem_get_info()[1])
     return [answer, seen[-1:]]
-
-
-@scenario("gpu")
-def garbage_is_found_before_giving_up() -> Any:
-    """What a cycle of references holds goes when the program collects it in its handler."""
-    import gc
-
-    total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction(0.2)
-    cycle: list[Any] = [bytes_of(total // 8)]
-    cycle.append(cycle)
-    del cycle
-    first = failure(total // 8)
-    gc.collect()
-    second = failure(total // 8)
-    return [first and first[1], second]

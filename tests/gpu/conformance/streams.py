@@ -1,7 +1,5 @@
 """Streams: record_stream, owners, external streams."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -39,18 +37,6 @@ def record_stream_on_several_streams() -> Any:
         busy(side)
     del x
     return until_it_passed()
-
-
-@scenario()
-def what_is_pending_does_not_serve() -> Any:
-    side = torch.cuda.Stream()
-    x = bytes_of(12 * MiB)
-    address = x.data_ptr()
-    x.record_stream(side)
-    busy(side)
-    del x
-    y = bytes_of(12 * MiB)
-    return y.data_ptr() != address
 
 
 @scenario()
@@ -120,24 +106,6 @@ def many_streams() -> Any:
     let_pass()
     torch.cuda.empty_cache()
     return [answer, stats("reserved_bytes.all.current")]
-
-
-@scenario("gpu")
-def memory_written_on_one_stream_read_on_another() -> Any:
-    side = torch.cuda.Stream()
-    wrong = 0
-    for turn in range(50):
-        x = torch.full((1 << 20,), turn, device="cuda")
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(1_000_000)
-            total = x.sum()
-        x.record_stream(side)
-        del x
-        torch.full((1 << 20,), -1, device="cuda")
-        torch.cuda.current_stream().wait_stream(side)
-        wrong += int(total) != turn << 20
-    return wrong
 
 
 @scenario()

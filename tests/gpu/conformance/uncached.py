@@ -1,7 +1,5 @@
 """PYTORCH_NO_CUDA_MEMORY_CACHING."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

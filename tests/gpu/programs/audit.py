@@ -1,10 +1,7 @@
-"""Programs under the auditor: what it finds in correct ones (nothing), and what it keeps.
+"""Programs under the auditor: what it finds in correct ones: nothing.
 
-audit.py ALLOCATOR clean PROGRAM
-audit.py ALLOCATOR bound
+audit.py ALLOCATOR PROGRAM
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
@@ -90,13 +87,6 @@ def prefetched() -> Iterator[torch.Tensor]:
             if now is not None:
                 now.record_stream(compute)
                 yield now
-
-
-def eager() -> None:
-    model = Gpt().cuda()
-    step = training(model, model.parameters(), resident())
-    for _ in range(4):
-        step()
 
 
 def prefetching() -> None:
@@ -208,55 +198,14 @@ def sharded() -> None:
         dist.destroy_process_group()
 
 
-CLEAN = {
-    one.__name__: one
-    for one in (
-        eager, prefetching, compiled, captured, checkpointed, branches, sharded,
-    )
-}  # fmt: skip
-
-
-def clean(name: str) -> None:
-    import esper_alloc
-
-    with esper_alloc.audit() as found:
-        CLEAN[name]()
-        torch.cuda.synchronize()
-    report(findings=len(found.findings), text=found.text(), complete=found.complete)
-
-
-def bound() -> None:
-    """KiB that the auditor keeps after 50,000 operators on three streams, and after a million."""
-    import esper_alloc
-    from esper_alloc import _torch
-
-    main = torch.cuda.current_stream()
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    x = torch.ones(64, device="cuda")
-    done, kept = 0, 0
-    with esper_alloc.audit():
-        while done < 1_000_000:
-            for stream in streams:
-                stream.wait_stream(main)
-                with torch.cuda.stream(stream):
-                    y = x + 1
-                    for _ in range(20):
-                        y = y * 2
-                    y.add_(x)
-                main.wait_stream(stream)
-                x = x.clone()
-                done += 23
-            if done % 4600 == 0:
-                torch.cuda.synchronize()
-            if not kept and done >= 50_000:
-                kept = _torch.audit_state()[3]
-        late = _torch.audit_state()[3] / 1024
-    report(early=kept / 1024, late=late)
-
+PROGRAMS = (prefetching, compiled, captured, checkpointed, branches, sharded)
 
 if __name__ == "__main__":
     use_allocator(sys.argv[1])
-    if sys.argv[2] == "clean":
-        clean(sys.argv[3])
-    else:
-        bound()
+    import esper_alloc
+
+    [program] = [one for one in PROGRAMS if one.__name__ == sys.argv[2]]
+    with esper_alloc.audit() as found:
+        program()
+        torch.cuda.synchronize()
+    report(findings=len(found.findings), text=found.text(), complete=found.complete)

@@ -9,8 +9,6 @@ in how many tries the result was wrong, in how many the dropped memory served ag
 how many the host waited for the stream that is held up.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import threading

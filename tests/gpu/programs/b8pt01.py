@@ -11,8 +11,6 @@ Reports for each protection how many tries read something else than was written
 (corrupted), and in how many the memory served again before the reader had finished.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 

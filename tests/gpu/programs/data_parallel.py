@@ -5,8 +5,6 @@ Usage: data_parallel.py ALLOCATOR
 Reports the losses, exactly, and the elements of the collectives that are wrong.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """What the programs of the GPU tests share: an allocator, delays, streams, patterns."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -2,8 +2,6 @@
 captures, waits for a value in memory. Called the way foreign code calls them,
 so the allocator hears nothing of it."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 

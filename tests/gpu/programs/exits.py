@@ -7,8 +7,6 @@ that it has under PyTorch's own allocator, and say nothing that it does not say 
 Most of them run on the simulated device of tests/shim, too.
 """
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import gc

@@ -4,8 +4,6 @@ fence.py read | write | copied | beside | unordered | overrun
 fence.py correct
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

@@ -4,11 +4,9 @@ Usage: fused_validation.py ALLOCATOR race TRIES
        fused_validation.py ALLOCATOR take|far
 
 race: the environment's stream is busy, the batch is handed over and dropped,
-and the same memory is asked for and written before the stream gets to it:
+and the same memory is asked for and written before the stream gets to it. What goes
+wrong without a mark is in b8pt01.py.
 
-original   the mistake: the batch is moved to the device by a non-blocking copy,
-           the environment's stream repeats it, and only the repeated one is
-           protected
 ours       fused_validation_batch
 current    fused_validation_batch without a stream, the environment's being current
 
@@ -19,15 +17,12 @@ batch's memory served again (reused).
 take, far: the results are taken to the current stream; an environment is on the other device.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from typing import Any
 
 import torch
 from device import no_new_memory, other_streams, report, say, sleep, use_allocator, warm_up
-from driver_calls import wait_for_value
 
 import esper_alloc
 from esper_alloc.helpers.validation import fused_validation_batch
@@ -45,19 +40,6 @@ def evaluate(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor,
     """Every element of a row should be the row's target."""
     right = inputs == targets[:, None]
     return inputs.amax(dim=1), right, right.numel()
-
-
-def original(inputs: torch.Tensor, targets: torch.Tensor, stream: torch.cuda.Stream) -> Any:
-    """The step as it was written, with its mistake."""
-    inputs = inputs.to("cuda", non_blocking=True)  # new, of the current stream
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        fused = inputs.repeat(CONFIGS, 1)
-        fused_targets = targets.repeat(CONFIGS)
-        fused.record_stream(stream)
-        fused_targets.record_stream(stream)
-        _, right, total = evaluate(fused, fused_targets)
-        return right.view(CONFIGS, -1).sum(dim=1), total // CONFIGS
 
 
 def ours(inputs: torch.Tensor, targets: torch.Tensor, stream: torch.cuda.Stream) -> Any:
@@ -79,30 +61,11 @@ class Race:
     def __init__(self, how: str, source: str) -> None:
         self.how = how
         self.source = source
-        self.main = torch.cuda.current_stream()
         (self.side,) = other_streams(1)
         self.host = torch.empty(ROWS, WIDTH)
         if source == "pinned":
             self.host = self.host.pin_memory()
         self.targets = torch.empty(ROWS, device="cuda")
-        self.flag = torch.zeros(1, dtype=torch.int32).pin_memory()
-        self.is_warm = False
-
-    def hold(self) -> None:
-        """Keeps the environment's stream busy: until `let_go`, where the mistake is to
-        show however slow the host is, and else for a while."""
-        if self.how == "original" and self.is_warm:
-            # Not before: loading a kernel may wait for all.
-            self.flag.zero_()
-            wait_for_value(self.side, self.flag, 1)
-        elif self.source == "device" and self.how in ("ours", "current"):
-            sleep(self.side, LONG_DELAY_MS)
-        else:
-            sleep(self.side, DELAY_MS)
-
-    def let_go(self) -> None:
-        self.main.synchronize()
-        self.flag.fill_(1)
 
     def batch(self, value: int) -> torch.Tensor:
         if self.source == "device":
@@ -112,8 +75,7 @@ class Race:
     def pressure(self, address: int, value: int) -> bool:
         """Asks for as much memory as the batch took, and writes it: was it the batch's? Memory of
         the device that a mark protects is waited for: there is no other."""
-        waits = self.source == "device" and self.how in ("ours", "current")
-        waits &= esper_alloc.is_enabled()
+        waits = self.source == "device" and esper_alloc.is_enabled()
         taken = []
         with no_new_memory() if waits else contextlib.nullcontext():
             for _ in range(4):
@@ -131,29 +93,24 @@ class Race:
         self.targets.fill_(value)
         batch = self.batch(value)
         address = batch.data_ptr()
-        self.hold()
-        how = {"original": original, "ours": ours, "current": current}[self.how]
-        try:
-            correct, total = how(batch, self.targets, self.side)
-            del batch
-            reused = self.pressure(address, value)
-        finally:
-            if self.how == "original":
-                self.let_go()
+        sleep(self.side, LONG_DELAY_MS if self.source == "device" else DELAY_MS)
+        how = {"ours": ours, "current": current}[self.how]
+        correct, total = how(batch, self.targets, self.side)
+        del batch
+        reused = self.pressure(address, value)
         torch.cuda.synchronize()
         return correct.tolist() != [total] * CONFIGS, reused
 
 
 def race(tries: int) -> None:
     found = {}
-    for how in ("original", "ours", "current"):
+    for how in ("ours", "current"):
         for source in ("pinned", "pageable", "device"):
             say(f"{how}, {source}")
             work = Race(how, source)
             with torch.inference_mode():
                 for value in (1, 2):  # everything warm, its outcome not counted
                     work.attempt(value)
-                work.is_warm = True
                 outcomes = [work.attempt(value) for value in range(3, tries + 3)]
             found[f"{how}, {source}"] = {
                 "tries": len(outcomes),

@@ -5,8 +5,6 @@ Usage: gather.py ALLOCATOR
 Reports for each check "" or what went wrong.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time
@@ -65,15 +63,6 @@ def compare(inputs, targets, native=True, **arguments) -> None:
 
 
 @check
-def rows_are_copied() -> None:
-    for dtype in (torch.float32, torch.float64, torch.uint8, torch.bool, torch.int64, torch.half):
-        for row in ((), (1,), (3,), (17,), (3, 5, 7), (3, 32, 32)):
-            inputs = (torch.rand(300, *row) * 100).to(dtype)
-            for shuffle in (True, False):
-                compare(inputs, torch.arange(300), shuffle=shuffle, drop_last=False)
-
-
-@check
 def values_are_converted() -> None:
     for source in (torch.uint8, torch.float32, torch.half, torch.bfloat16):
         for result in (None, torch.float32, torch.half, torch.bfloat16):
@@ -81,25 +70,6 @@ def values_are_converted() -> None:
                 for size in (32, 5):
                     how = ImageTransform(dtype=result, **values)
                     compare(images(300, size, source), torch.arange(300), transform=how)
-
-
-@check
-def images_are_moved() -> None:
-    for crop, flip in ((0, 0.5), (4, 0.0), (4, 0.5)):
-        for from_last in (False, True):
-            for to_last in (False, True):
-                for result in (torch.float32, torch.half):
-                    pictures = images(200, 32)
-                    if from_last:
-                        pictures = pictures.contiguous(memory_format=torch.channels_last)
-                    how = ImageTransform(
-                        dtype=result, crop=crop, flip=flip, channels_last=to_last, **CIFAR
-                    )
-                    compare(pictures, torch.arange(200), transform=how)
-    for dtype in (torch.uint8, torch.half, torch.float32):
-        compare(
-            images(200, 9, dtype), torch.arange(200), transform=ImageTransform(crop=2, flip=0.5)
-        )
 
 
 @check

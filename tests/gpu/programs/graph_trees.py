@@ -7,8 +7,6 @@ how often PyTorch put a checkpoint of the pool back, which graphs it skipped, an
 how much memory it took.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import warnings
@@ -64,30 +62,6 @@ def use_other_memory(seed: int) -> None:
 
 
 # One function
-
-
-@scenario
-def inference() -> dict[str, Any]:
-    """Two input shapes, so two trees' roots; the default pool changes all the time."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(N, 2 * N),
-        torch.nn.GELU(),
-        torch.nn.Linear(2 * N, N),
-        torch.nn.LayerNorm(N),
-        torch.nn.Linear(N, 10),
-    ).cuda()
-    fast = compiled(model)
-    wrong, figures = 0, []
-    with torch.no_grad():
-        for i in range(16):
-            x = square(i)[: (256 if i % 4 == 3 else 128)].contiguous()
-            new_step()
-            y = fast(x)
-            wrong += differ(y, model(x))
-            figures.append(figure(y))
-            use_other_memory(i)
-    return {"wrong": wrong, "figures": figures}
 
 
 @scenario
@@ -210,35 +184,6 @@ def dying_tensors() -> dict[str, Any]:
                 got, expected = [four(c), a], [fourth(third(a0, b0)[0]), a0]
             wrong += differ(got, expected)
             figures.append(figure(got))
-            use_other_memory(i)
-    return {"wrong": wrong, "figures": figures}
-
-
-def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    y = x + 1
-    return y, y[:7], y.t(), x.view(-1), x * 3
-
-
-@scenario
-def aliasing() -> dict[str, Any]:
-    """Outputs that share storage with each other, with an input, and with a parent's."""
-    one, two, three = compiled(first), compiled(views), compiled(third)
-    wrong, figures = 0, []
-    with torch.no_grad():
-        for i in range(16):
-            x = square(i)
-            a0, _ = first(x)
-            new_step()
-            a, b = one(x)
-            outputs = two(a)
-            expected = views(a0)
-            wrong += differ(list(outputs), list(expected))
-            kept = outputs[1 + i % 4]
-            wanted = expected[1 + i % 4]
-            del outputs, a, b
-            last = three(kept, kept)
-            wrong += differ([kept, *last], [wanted, *third(wanted, wanted)])
-            figures.append(figure([kept, *last]))
             use_other_memory(i)
     return {"wrong": wrong, "figures": figures}
 

@@ -7,9 +7,6 @@ replays whose output is wrong. Delays are kernels of the graph: without the
 right edges the numbers are wrong in every replay.
 """
 
-from __future__ import annotations
-
-import copy
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -104,33 +101,6 @@ def reset_frees() -> dict[str, Any]:
     del out
     torch.cuda.empty_cache()
     return {"wrong": wrong, "held": held, "kept": reserved() - base}
-
-
-@scenario
-def graphed_callables() -> dict[str, Any]:
-    """torch.cuda.make_graphed_callables, forward and backward, against eager work."""
-    torch.manual_seed(1)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    wrong = 0
-    with torch.enable_grad():
-        model = torch.nn.Sequential(
-            torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256)
-        ).cuda()
-        reference = copy.deepcopy(model)
-        sample = torch.randn(64, 256, device="cuda", requires_grad=True)
-        graphed = torch.cuda.make_graphed_callables(model, (sample,))
-        for _ in range(REPLAYS):
-            batch = torch.randn(64, 256, device="cuda", requires_grad=True)
-            again = batch.detach().clone().requires_grad_(True)
-            graphed(batch).square().mean().backward()
-            reference(again).square().mean().backward()
-            pairs = [(batch.grad, again.grad)]
-            pairs += [(p.grad, q.grad) for p, q in zip(model.parameters(), reference.parameters())]
-            for got, expected in pairs:
-                wrong += not torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
-            model.zero_grad()
-            reference.zero_grad()
-    return {"wrong": wrong}
 
 
 @scenario

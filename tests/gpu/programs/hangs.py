@@ -15,8 +15,6 @@ host and counted. Reports, too, how long the host was held back. With SECONDS th
 go on for that long.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -9,8 +9,6 @@ be had, the host has to wait for the reader. The rules
 themselves are in tests/episodes.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

@@ -13,8 +13,6 @@ had a context afterwards (`contexts`). With a second device, a stream of that on
 is marked on, too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import threading

@@ -3,8 +3,6 @@
 Usage: mem_pools.py ALLOCATOR SCENARIO
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import sys

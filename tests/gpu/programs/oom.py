@@ -3,8 +3,6 @@
 Other shortages are in conformance/shortage.py.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

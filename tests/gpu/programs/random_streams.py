@@ -10,8 +10,6 @@ were; with automatic uses, the exit status is 1 if any did. `--programs 1 --seed
 them again. A program keeps its compiled graphs and captured graphs until it ends.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Memory that sleeps on a GPU. Usage: sleep.py SCENARIO"""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -10,8 +10,6 @@ the one that their memory comes from: it waits for that stream before the memory
 nothing is ordered afterwards (`behind`).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

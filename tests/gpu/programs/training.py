@@ -4,8 +4,6 @@ Prints every loss as an exact hexadecimal number: two allocators must give the
 same ones, bit for bit, since neither address nor stream order may matter.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,11 +14,6 @@ from torch import nn
 from torch.nn import functional
 
 STEPS = 20
-
-
-def mlp() -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
-    model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Dropout(0.1), nn.Linear(512, 10))
-    return model, lambda: (torch.randn(256, 64), torch.randint(10, (256,)))
 
 
 def convolutions() -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
@@ -78,7 +71,7 @@ def attention() -> tuple[nn.Module, Callable[[], tuple[torch.Tensor, torch.Tenso
     return Attention(), batch
 
 
-MODELS = {"mlp": mlp, "convolutions": convolutions, "recurrent": recurrent, "attention": attention}
+MODELS = {"convolutions": convolutions, "recurrent": recurrent, "attention": attention}
 
 
 def prefetched(

@@ -6,8 +6,6 @@ The scenarios are the functions below; each gives what its rank found. The progr
 prints a list of both ranks' answers, and in `killed` how each rank ended.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -351,53 +349,6 @@ def fused_all_gather_matmul(rank: int) -> Found:
             dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
     torch.cuda.synchronize()
     return {"supported": True, "turns": turns, "wrong": int(wrong.sum()), **held_back.found()}
-
-
-@scenario
-def exchanges(rank: int) -> Found:
-    """Each rank sends blocks, drops them, and only then asks for the memory that it receives into. So
-    no send is over before the other rank has got that far, and there the same is true."""
-    import torch
-    import torch.distributed as dist
-    from device import HeldBack, other_streams
-
-    import esper_alloc
-
-    seconds, size, count = 30.0, 16 * MIB, 5
-    groups = [dist.new_group(list(range(RANKS))) for _ in range(RANKS)]  # one for each sender
-    other = 1 - rank
-    main = torch.cuda.current_stream()
-    (sending,) = other_streams(1)
-    wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
-    go_on = torch.ones(1, device="cuda")
-    held_back = HeldBack(rank)
-    turns = 0
-    while turns % 10 or float(go_on) > 0:
-        turns += 1
-        value = turns % 100
-        blocks = [
-            torch.full((size,), value + 100 * rank, dtype=torch.uint8, device="cuda")
-            for _ in range(count)
-        ]
-        sends = [dist.isend(x, other, group=groups[rank]) for x in blocks]
-        with torch.cuda.stream(sending):
-            for send in sends:
-                send.wait()
-        with torch.no_grad():
-            esper_alloc.record_use(blocks, sending)
-        del blocks, sends, send
-        got = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
-        for x in got:
-            dist.irecv(x, other, group=groups[other]).wait()
-            wrong.add_((x != value + 100 * other).sum())
-        del x, got
-        main.wait_stream(sending)
-        if turns % 10 == 0:  # both ranks must end with the same turn
-            torch.cuda.synchronize()
-            go_on.fill_(held_back.elapsed() < seconds)
-            dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
-    torch.cuda.synchronize()
-    return {"turns": turns, "wrong": int(wrong), **held_back.found()}
 
 
 # --- a rank that dies ----------------------------------------------------------

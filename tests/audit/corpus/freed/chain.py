@@ -1,9 +1,7 @@
 """Wrong: A tensor goes from stream to stream, and only the first of them is marked.
 Right: A tensor goes from stream to stream, and the last of them is marked, which comes after the first."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 third = torch.cuda.Stream()
 x = torch.empty(1 << 16, device="cuda").zero_()

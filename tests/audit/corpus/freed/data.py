@@ -1,9 +1,7 @@
 """Wrong: A weight's data is replaced while the side stream still copies the old one.
 Right: A weight's data is replaced after the host has seen that the copy is done."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 weight = torch.nn.Parameter(torch.empty(1 << 16, device="cuda").zero_())
 host = torch.empty(1 << 16)

@@ -1,9 +1,7 @@
 """Wrong: A tensor is dropped while the side stream may still read it.
 Right: The main stream waits for the side stream before the tensor is dropped."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 x = torch.empty(1 << 16, device="cuda").zero_()
 side.wait_stream(main)

@@ -1,9 +1,7 @@
 """Wrong: A producer hands tensors over with an event, and the consumer drops them when it has enqueued its work.
 Right: A producer hands tensors over with an event, and the consumer marks them before it drops them."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 queue = []
 for _ in range(4):

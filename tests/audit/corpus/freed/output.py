@@ -1,9 +1,7 @@
 """Wrong: A tensor is dropped while the side stream may still read it, and an operator's output comes next.
 Right: Memory is handed out before the main stream waits, but it is written after that."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 w = torch.empty(1 << 16, device="cuda").zero_()
 x = torch.empty(1 << 16, device="cuda").zero_()

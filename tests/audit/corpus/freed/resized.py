@@ -1,9 +1,7 @@
 """Wrong: The storage is resized to nothing while a copy to the host runs.
 Right: The storage is resized to nothing after the copy's event was waited for."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 x = torch.empty(1 << 16, device="cuda").zero_()
 host = torch.empty(1 << 16)

@@ -1,9 +1,7 @@
 """Wrong: A stash drops a tensor when the step before it has been waited for.
 Right: A stash keeps each tensor until the side stream has been waited for."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 stash = []
 before = main.record_event()  # WRONG

@@ -1,9 +1,7 @@
 """Wrong: The side stream reads a view, and the last reference is the view's.
 Right: The side stream reads a view, and an event orders the main stream before it is dropped."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 base = torch.empty(4, 1 << 16, device="cuda").zero_()
 row = base[2]

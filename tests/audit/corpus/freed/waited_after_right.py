@@ -1,8 +1,6 @@
 """The main stream waits right after the tensor is dropped, before it allocates or touches anything."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 for _ in range(3):
     x = torch.empty(1 << 16, device="cuda").zero_()

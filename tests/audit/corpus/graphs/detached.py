@@ -4,7 +4,6 @@ Right: The output itself is read after each replay, and shows the newest."""
 import torch
 from captured import captured
 
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 x = torch.ones(1 << 16, device="cuda")
 graph, out = captured(lambda: x * 2)
 

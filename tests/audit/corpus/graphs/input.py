@@ -1,10 +1,9 @@
 """Wrong: The graph's input is filled on the side stream while the graph may still read it.
 Right: The graph's input is filled on the side stream after the replay that reads it."""
 
-import torch
 from captured import captured
+from two_streams import main, side, torch
 
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 x = torch.ones(1 << 16, device="cuda")
 graph, out = captured(lambda: x * 2)
 

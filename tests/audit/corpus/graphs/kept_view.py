@@ -4,7 +4,6 @@ Right: A graph's output is copied before the next replay."""
 import torch
 from captured import captured
 
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 x = torch.ones(1 << 16, device="cuda")
 graph, out = captured(lambda: x * 2)
 

@@ -1,10 +1,9 @@
 """Wrong: The side stream reads a graph's output without waiting for the replay.
 Right: The side stream reads a graph's output, and the next replay comes after that."""
 
-import torch
 from captured import captured
+from two_streams import main, side, torch
 
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 x = torch.ones(1 << 16, device="cuda")
 graph, out = captured(lambda: x * 2)
 

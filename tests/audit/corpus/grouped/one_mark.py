@@ -1,9 +1,7 @@
 """Wrong: One mark where the memory is allocated would protect it in both functions.
 Right: One mark where the memory is allocated protects it in both functions."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 
 def make():

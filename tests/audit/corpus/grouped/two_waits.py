@@ -1,9 +1,8 @@
 """Wrong: Two waits are missing between the same streams, and neither would stand for the other.
 Right: Both waits are there."""
 
-import torch
+from two_streams import main, side, torch
 
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 x, y = torch.empty(1 << 12, device="cuda"), torch.empty(1 << 12, device="cuda")
 
 

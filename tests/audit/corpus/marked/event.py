@@ -1,11 +1,9 @@
 """Wrong: The mark's event was recorded before the last read.
 Right: The mark's event was recorded after the last read."""
 
-import torch
+from two_streams import main, side, torch
 
 import esper_alloc
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 
 done = torch.cuda.Event()
 with torch.no_grad():

@@ -1,11 +1,9 @@
 """Wrong: A loop marks the tensor in each turn before the turn's read.
 Right: A loop marks the tensor in each turn after the turn's read."""
 
-import torch
+from two_streams import main, side, torch
 
 import esper_alloc
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 
 with torch.no_grad():
     x = torch.empty(1 << 16, device="cuda").zero_()

@@ -1,11 +1,9 @@
 """Wrong: A scope marks the tensor at its end, and the side stream reads it after the scope.
 Right: A scope marks the tensor at its end, after all reads of the side stream."""
 
-import torch
+from two_streams import side, torch
 
 import esper_alloc
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 
 with torch.no_grad():
     x = torch.empty(1 << 16, device="cuda").zero_()

@@ -1,11 +1,9 @@
 """Wrong: The tensor is marked, and the side stream reads it once more.
 Right: The tensor is marked after the side stream's last read."""
 
-import torch
+from two_streams import main, side, torch
 
 import esper_alloc
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 
 with torch.no_grad():
     x = torch.empty(1 << 16, device="cuda").zero_()

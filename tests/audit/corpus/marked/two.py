@@ -1,11 +1,9 @@
 """Wrong: Two tensors are marked together, and one of them is read again.
 Right: Two tensors are marked together, and one of them is read again on its own stream."""
 
-import torch
+from two_streams import main, side, torch
 
 import esper_alloc
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
 
 with torch.no_grad():
     a = torch.empty(1 << 16, device="cuda").zero_()

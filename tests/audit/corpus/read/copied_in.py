@@ -1,9 +1,7 @@
 """Wrong: A batch is copied in on the side stream, and used before the copy is waited for.
 Right: A batch is copied in on the side stream; the copy to the device waits on the host."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import side, torch
 
 host = torch.ones(1 << 16)
 with torch.cuda.stream(side):

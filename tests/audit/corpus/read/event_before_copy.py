@@ -1,9 +1,7 @@
 """Wrong: The event that the reader waits for was recorded before the copy.
 Right: The event that the reader waits for was recorded after the copy."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 host = torch.ones(1 << 16)
 ready = torch.cuda.Event()

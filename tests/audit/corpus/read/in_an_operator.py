@@ -1,9 +1,7 @@
 """Wrong: An operator that is written in Python reads on the side stream without waiting.
 Right: An operator that is written in Python reads on the side stream after it has waited."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 
 @torch.library.custom_op("corpus_wrong::twice", mutates_args=())  # WRONG

@@ -1,9 +1,7 @@
 """Wrong: The main stream reads a result of the side stream without waiting.
 Right: The main stream waits for the side stream's result."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 x = torch.empty(1 << 16, device="cuda").zero_()
 side.wait_stream(main)

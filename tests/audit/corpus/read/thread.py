@@ -3,9 +3,7 @@ Right: A thread fills a tensor on its own stream, and waits for that before it e
 
 import threading
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 x = torch.empty(1 << 16, device="cuda")
 side.wait_stream(main)

@@ -1,9 +1,7 @@
 """Wrong: The side stream reads what the main stream has just written.
 Right: The side stream waits for the main stream before it reads."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 x = torch.empty(1 << 16, device="cuda").zero_()
 side.wait_stream(main)  # RIGHT

@@ -1,9 +1,7 @@
 """Wrong: The side stream waits, but before the write.
 Right: The side stream waits for an event that comes after the write."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 x = torch.empty(1 << 16, device="cuda")
 side.wait_stream(main)  # WRONG

@@ -1,9 +1,7 @@
 """Wrong: Memory is allocated on the main stream and filled on the side stream, whose work may come before the memory's earlier use ends.
 Right: Memory is allocated and filled on the side stream."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import side, torch
 
 host = torch.ones(1 << 16)
 x = torch.empty(1 << 16, device="cuda")  # WRONG

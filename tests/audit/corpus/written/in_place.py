@@ -1,9 +1,7 @@
 """Wrong: The main stream changes a tensor in place while the side stream may still read it.
 Right: The main stream changes a tensor in place after the side stream's read."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 x = torch.empty(1 << 16, device="cuda").zero_()
 side.wait_stream(main)

@@ -1,9 +1,7 @@
 """Wrong: A ring of two buffers is filled again before its last reader is waited for.
 Right: A ring of two buffers: each is filled again after its last reader."""
 
-import torch
-
-main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+from two_streams import main, side, torch
 
 buffers = [torch.empty(1 << 16, device="cuda") for _ in range(2)]
 side.wait_stream(main)  # WRONG
