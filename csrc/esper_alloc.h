@@ -428,7 +428,7 @@ typedef struct esper_block_info {
   int mapped;          /* it is in a mapped segment: see esper_share() */
   int fenced;          /* it has a fence: see esper_fence() */
   uint64_t pool[2];    /* id of its pool; 0, 0: the default pool */
-  const char *tag;     /* "": none. Lives as long as the process */
+  int asleep;          /* some of it sleeps: see esper_sleep() */
 } esper_block_info;
 /* Finds the live block around an address. ESPER_INVALID: there is none. */
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_info *info);

@@ -72,9 +72,7 @@ say(same=x.cpu().equal(host) and small.cpu().equal(host[:5]), moved=x.data_ptr()
     assert found["awake"]["sleeping_bytes"] == 0 and not found["awake"]["asleep"]
 
 
-def test_cublas_gets_another_workspace_while_the_tags_sleeps(run: Run) -> None:
-    """The old one stays allocated for graphs, and wakes with the tag."""
-    found = run("""
+WORKSPACES = """
 import ctypes
 library = simulated.library
 library.sim_workspace.restype = ctypes.c_size_t
@@ -88,7 +86,14 @@ def workspace():
 def allocated():
     return {name: figures["allocated_bytes"] for name, figures in esper_alloc.tag_stats().items()}
 
+"""
 
+
+def test_cublas_gets_another_workspace_while_the_tags_sleeps(run: Run) -> None:
+    """The old one stays allocated for graphs, and wakes with the tag."""
+    found = run(
+        WORKSPACES
+        + """
 with esper_alloc.tag("engine"):
     first = workspace()
 one_device = esper_alloc.sleep("engine", device=1)
@@ -107,11 +112,58 @@ with torch.cuda.stream(side):
     fourth = workspace()
 say(same=same, asleep=asleep, differ=len({first, second, third, fourth}), again=again == second,
     allocated=allocated(), valid=simulated.core_is_valid())
-""")
+"""
+    )
     size = found["asleep"]["engine"]
     assert found["same"] and found["again"] and found["valid"] and found["differ"] == 4
     assert size and found["asleep"] == {"": size, "engine": size}
     assert found["allocated"] == {"": 2 * size, "engine": size, "trainer": size}
+
+
+def test_cublas_has_as_many_workspaces_after_many_sleeps(run: Run) -> None:
+    found = run(
+        WORKSPACES
+        + """
+for round in range(4):
+    workspace()
+    esper_alloc.sleep("")
+    with esper_alloc.tag("a"):
+        workspace()
+        esper_alloc.sleep("a")  # without a tag it sleeps, too
+    esper_alloc.wake("")
+    with esper_alloc.tag("b"):
+        workspace()
+        esper_alloc.wake("a")
+        esper_alloc.sleep("b")
+    with esper_alloc.tag("a"):
+        workspace()
+        esper_alloc.wake("b")
+    if round == 0:
+        once = allocated()
+say(once=once, allocated=allocated(), valid=simulated.core_is_valid())
+"""
+    )
+    assert found["allocated"] == found["once"] and found["valid"]
+
+
+def test_cublas_uses_no_workspace_that_sleeps(run: Run) -> None:
+    """All sleeps, and one tag wakes."""
+    found = run(
+        WORKSPACES
+        + """
+
+with esper_alloc.tag("engine"):
+    x = on_device(torch.ones(4))
+before = workspace()
+esper_alloc.sleep()
+esper_alloc.wake("engine")
+with esper_alloc.tag("engine"):
+    woken = workspace()
+esper_alloc.wake()
+say(before=before, woken=woken, back=workspace())
+"""
+    )
+    assert found["woken"] not in (0, found["before"]) and found["back"] == found["woken"]
 
 
 def test_everything_may_sleep_and_wake_after_an_exception(run: Run) -> None:
