@@ -508,6 +508,8 @@ class Backend:  # c10d's, of PyTorch 2.12
         self.name = name
 
     def memory_stats(self):
+        if self.name is None:  # as before the first collective
+            raise RuntimeError("NCCL communicator not initialized.")
         figures = {"suspend": 1000, "persist": 24 * (self.name == "a"), "total": 1024}
         return {**figures, "suspended": int(self.suspended)}
 
@@ -545,7 +547,8 @@ result = esper_alloc.sleep("t", process_groups=iter(groups))
 esper_alloc.sleep("t", process_groups=groups)
 esper_alloc.wake("t", process_groups=groups)
 esper_alloc.wake("t", process_groups=groups)
-with esper_alloc.asleep("t", process_groups=iter(groups[1:])):
+unused = Group(Backend(None))
+with esper_alloc.asleep("t", process_groups=iter([unused, *groups[1:], *groups[1:]])):
     pass
 say(said=said, alone=alone, result=result)
 """)
