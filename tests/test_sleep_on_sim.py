@@ -675,6 +675,9 @@ say(saver=type(saver).__module__, enabled=saver.enabled, asleep=asleep,
     assert found["saver"] == "esper_alloc.torch_allocator.memory_saver" and found["enabled"]
     assert found["asleep"] == 0 == found["cache"]
     assert found["file"] == str(package / "__init__.py")
+    own = "import sys, types\nsys.modules['torch_memory_saver'] = types.ModuleType('made')\n"
+    own += f"{HEAD}say(name=sys.modules['torch_memory_saver'].__name__)"
+    assert build.answer(library, own, ESPER_ALLOC_MEMORY_SAVER="1") == {"name": "made"}
 
 
 def test_the_memory_savers_graphs_have_a_tag(run: Run) -> None:
