@@ -211,8 +211,8 @@ ESPER_API esper_status esper_record_use_event(esper_core *core, const void *cons
 
 /* Adds a use on `stream` that ends with everything enqueued there by the time of the free. If the
  * stream is being captured and the memory is not of that capture, the use ends with everything on
- * all streams of all devices, because the graph may be replayed on any of them. ESPER_INVALID: `ptr`
- * is not within a live block of this core. */
+ * all streams of all devices, because the graph may be replayed on any of them. ESPER_INVALID:
+ * `ptr` is not within a live block of this core. */
 ESPER_API esper_status esper_record_stream(esper_core *core, const void *ptr, esper_stream stream);
 
 /* For embedders that observe what is used: the same for `count` addresses, before or after the work
@@ -428,7 +428,7 @@ typedef struct esper_block_info {
   int mapped;          /* it is in a mapped segment: see esper_share() */
   int fenced;          /* it has a fence: see esper_fence() */
   uint64_t pool[2];    /* id of its pool; 0, 0: the default pool */
-  const char *tag;     /* "": none. Lives as long as the process */
+  int asleep;          /* some of it sleeps: see esper_sleep() */
 } esper_block_info;
 /* Finds the live block around an address. ESPER_INVALID: there is none. */
 ESPER_API esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_info *info);

@@ -70,9 +70,7 @@ say(same=x.cpu().equal(host) and small.cpu().equal(host[:5]), moved=x.data_ptr()
     assert found["awake"]["sleeping_bytes"] == 0 and not found["awake"]["asleep"]
 
 
-def test_cublas_gets_another_workspace_while_the_tags_sleeps(run: Run) -> None:
-    """The old one stays allocated for graphs, and wakes with the tag."""
-    found = run("""
+WORKSPACES = """
 import ctypes
 library = simulated.library
 library.sim_workspace.restype = ctypes.c_size_t
@@ -86,7 +84,14 @@ def workspace():
 def allocated():
     return {name: figures["allocated_bytes"] for name, figures in esper_alloc.tag_stats().items()}
 
+"""
 
+
+def test_cublas_gets_another_workspace_while_the_tags_sleeps(run: Run) -> None:
+    """The old one stays allocated for graphs, and wakes with the tag."""
+    found = run(
+        WORKSPACES
+        + """
 with esper_alloc.tag("engine"):
     first = workspace()
 one_device = esper_alloc.sleep("engine", device=1)
@@ -105,11 +110,58 @@ with torch.cuda.stream(side):
     fourth = workspace()
 say(same=same, asleep=asleep, differ=len({first, second, third, fourth}), again=again == second,
     allocated=allocated(), valid=simulated.core_is_valid())
-""")
+"""
+    )
     size = found["asleep"]["engine"]
     assert found["same"] and found["again"] and found["valid"] and found["differ"] == 4
     assert size and found["asleep"] == {"": size, "engine": size}
     assert found["allocated"] == {"": 2 * size, "engine": size, "trainer": size}
+
+
+def test_cublas_has_as_many_workspaces_after_many_sleeps(run: Run) -> None:
+    found = run(
+        WORKSPACES
+        + """
+for round in range(4):
+    workspace()
+    esper_alloc.sleep("")
+    with esper_alloc.tag("a"):
+        workspace()
+        esper_alloc.sleep("a")  # without a tag it sleeps, too
+    esper_alloc.wake("")
+    with esper_alloc.tag("b"):
+        workspace()
+        esper_alloc.wake("a")
+        esper_alloc.sleep("b")
+    with esper_alloc.tag("a"):
+        workspace()
+        esper_alloc.wake("b")
+    if round == 0:
+        once = allocated()
+say(once=once, allocated=allocated(), valid=simulated.core_is_valid())
+"""
+    )
+    assert found["allocated"] == found["once"] and found["valid"]
+
+
+def test_cublas_uses_no_workspace_that_sleeps(run: Run) -> None:
+    """All sleeps, and one tag wakes."""
+    found = run(
+        WORKSPACES
+        + """
+
+with esper_alloc.tag("engine"):
+    x = on_device(torch.ones(4))
+before = workspace()
+esper_alloc.sleep()
+esper_alloc.wake("engine")
+with esper_alloc.tag("engine"):
+    woken = workspace()
+esper_alloc.wake()
+say(before=before, woken=woken, back=workspace())
+"""
+    )
+    assert found["woken"] not in (0, found["before"]) and found["back"] == found["woken"]
 
 
 def test_everything_may_sleep_and_wake_after_an_exception(run: Run) -> None:
@@ -425,6 +477,8 @@ class Backend:  # c10d's, of PyTorch 2.12
         self.name = name
 
     def memory_stats(self):
+        if self.name is None:  # as before the first collective
+            raise RuntimeError("NCCL communicator not initialized.")
         figures = {"suspend": 1000, "persist": 24 * (self.name == "a"), "total": 1024}
         return {**figures, "suspended": int(self.suspended)}
 
@@ -462,7 +516,8 @@ result = esper_alloc.sleep("t", process_groups=iter(groups))
 esper_alloc.sleep("t", process_groups=groups)
 esper_alloc.wake("t", process_groups=groups)
 esper_alloc.wake("t", process_groups=groups)
-with esper_alloc.asleep("t", process_groups=iter(groups[1:])):
+unused = Group(Backend(None))
+with esper_alloc.asleep("t", process_groups=iter([unused, *groups[1:], *groups[1:]])):
     pass
 say(said=said, alone=alone, result=result)
 """)
@@ -589,6 +644,9 @@ say(saver=type(saver).__module__, enabled=saver.enabled, asleep=asleep,
     assert found["saver"] == "esper_alloc.torch_allocator.memory_saver" and found["enabled"]
     assert found["asleep"] == 0 == found["cache"]
     assert found["file"] == str(package / "__init__.py")
+    own = "import sys, types\nsys.modules['torch_memory_saver'] = types.ModuleType('made')\n"
+    own += f"{HEAD}say(name=sys.modules['torch_memory_saver'].__name__)"
+    assert build.answer(library, own, ESPER_ALLOC_MEMORY_SAVER="1") == {"name": "made"}
 
 
 def test_the_memory_savers_graphs_have_a_tag(run: Run) -> None:

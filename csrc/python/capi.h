@@ -16,7 +16,7 @@
 #define ESPER_CAPI_NAME "esper_alloc._core.capi"
 
 /* Increased with every change of the list below or of a type in these headers. */
-#define ESPER_CAPI_VERSION 16u
+#define ESPER_CAPI_VERSION 17u
 
 /* F(name) for each public function esper_<name> */
 #define ESPER_CAPI_FUNCTIONS(F)      \

@@ -275,14 +275,40 @@ def run(args: argparse.Namespace) -> int:
     return execute(args, environment)
 
 
+def is_program(path: str) -> bool:
+    """Whether Python would run it: vLLM's sources, say, have a folder with the command's name."""
+    if os.path.isdir(path):
+        path = os.path.join(path, "__main__.py")
+    return os.path.exists(path)
+
+
+def is_python(command: str) -> bool:
+    """Whether a command is a Python script, by its first line, or by the second where pip and uv
+    write one for the shell first."""
+    try:
+        with open(command, "rb") as file:
+            first, second = file.readline(300), file.readline(300)
+    except OSError:  # sudo, which may only be executed
+        return False
+    return first.startswith(b"#!") and (b"python" in first or second.startswith(b"'''exec'"))
+
+
 def execute(args: argparse.Namespace, environment: dict[str, str]) -> int:
     """Becomes the program."""
     command = [sys.executable, *interpreter_options(sys.orig_argv, sys.argv)]
     program, arguments = program_of(args)
-    if not args.is_module and not os.path.exists(program):
+    if not args.is_module and not is_program(program):
         # Perhaps a script of pip's, such as vllm: it stands beside this Python.
         places = (os.path.dirname(sys.executable), environment.get("PATH", ""))
-        program = shutil.which(program, path=os.pathsep.join(places)) or program
+        found = shutil.which(program, path=os.pathsep.join(places))
+        if found is not None and not is_python(found):
+            print(
+                f"esper_alloc run: {found} is no Python command: start it without `run`, and write "
+                "`python -m esper_alloc run` in place of `python` where it starts Python",
+                file=sys.stderr,
+            )
+            return 2
+        program = found or program
     command += ["-m", program] if args.is_module else [program]
     command += arguments
     sys.stdout.flush()

@@ -147,7 +147,10 @@ torch_memory_saver = MemorySaver()
 def stand_in() -> None:
     """Lets later imports of the package ``torch_memory_saver`` find :data:`torch_memory_saver` of
     this module. Does nothing where the package is not installed."""
-    spec = importlib.util.find_spec(_PACKAGE)
+    try:
+        spec = importlib.util.find_spec(_PACKAGE)
+    except ValueError:  # the program made a module of that name, which has none
+        spec = None
     if spec is None:
         return
     package = untyped(importlib.util.module_from_spec(spec))  # slime looks for files beside it

@@ -287,16 +287,28 @@ def _shim_that_runs(doing: str) -> Any:
 
 
 def _communicators(groups: Iterable[ProcessGroup], suspended: bool) -> list[Any]:
-    """c10d's back ends of these groups whose communicators are suspended, or are not."""
+    """c10d's back ends of these groups whose communicators are suspended, or are not; each once,
+    because a device mesh may stand for the default group."""
     import torch
 
-    found = [untyped(group)._get_backend(torch.device("cuda")) for group in groups]
+    cuda = torch.device("cuda")
+    found = list(dict.fromkeys(untyped(group)._get_backend(cuda) for group in groups))
     if not all(hasattr(one, "suspend") for one in found):
         raise RuntimeError(
             f"process_groups needs PyTorch 2.12 with NCCL 2.29.7, and this is {torch.__version__}: "
             f"leave it out; then NCCL's buffers stay until destroy_process_group()"
         )
-    return [one for one in found if bool(one.memory_stats()["suspended"]) == suspended]
+    return [one for one in found if _is_suspended(one) is suspended]
+
+
+def _is_suspended(backend: Any) -> bool | None:
+    """None: NCCL makes the communicator with the first collective, and it has no memory yet."""
+    try:
+        return bool(backend.memory_stats()["suspended"])
+    except RuntimeError as error:
+        if "communicator not initialized" in str(error):
+            return None
+        raise
 
 
 def _everything_stays(why: str) -> tuple[Stay, ...]:

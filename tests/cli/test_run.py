@@ -287,6 +287,20 @@ def test_a_command_on_path_is_found_behind_a_file_of_its_name(place: Place) -> N
     assert "No such file" in place.run("nobody's").stderr
 
 
+def test_a_command_that_is_no_python_is_refused_and_a_folder_hides_none(place: Place) -> None:
+    place.environment["PATH"] = f"{place.path / 'bin'}{os.pathsep}{place.environment['PATH']}"
+    # As pip writes it where the interpreter's path has a space.
+    for_shell = "#!/bin/sh\n'''exec' \"/a b/python\" \"$0\" \"$@\"\n' '''\nprint('serves')"
+    place.write("bin/serve", for_shell).chmod(0o755)
+    place.write("bin/launch", "#!/bin/bash\n# python\n").chmod(0o755)
+    place.write("serve/__init__.py", "")
+    assert place.run("serve").stdout == "serves\n"
+    done = place.run("launch", "x")
+    assert done.returncode == 2 and "launch is no Python command: start it without" in done.stderr
+    place.write("serve/__main__.py", "print('the folder')")
+    assert place.run("serve").stdout == "the folder\n"
+
+
 @pytest.mark.parametrize(
     "option, variable",
     [

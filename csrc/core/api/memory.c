@@ -1,6 +1,5 @@
 /* memory.c: the public functions that allocate, mark and free memory, and look at it. */
 #include "../base/error.h"
-#include "../base/tag.h"
 #include "../blocks/block.h"
 #include "../blocks/block_cache.h"
 #include "../blocks/find.h"
@@ -282,7 +281,7 @@ esper_status esper_find_block(esper_core *core, const void *ptr, esper_block_inf
       .device = device->index,
       .live = 1,
       .pool = {pool->id[0], pool->id[1]},
-      .tag = tag_name(block->segment->heap->tag),
+      .asleep = pages_sleep_under(block),
       .stream = block_user(block)->handle,
       .segment_address = (void *)block->segment->address,
       .segment_size = block->segment->size,

@@ -2,10 +2,10 @@
  *
  * A host that runs ahead of the GPU frees memory long before other streams are done with it, and
  * takes new memory meanwhile. So when a heap's awaited memory and the request exceed an allowance,
- * malloc waits on the host for the oldest work that this memory waits for. The GPU must stay busy meanwhile. So as
- * long as memory can grow, the blocks that became pending last are not waited for: two, and a large
- * one behind smaller ones. The allowance is doubled when a wait left both streams idle and nothing
- * pending.
+ * malloc waits on the host for the oldest work that this memory waits for. The GPU must stay busy
+ * meanwhile. So as long as memory can grow, the blocks that became pending last are not waited for:
+ * two, and a large one behind smaller ones. The allowance is doubled when a wait left both streams
+ * idle and nothing pending.
  *
  * Nobody is held back inside a capture, or in a callback of the allocator's own. host_wait.h
  * says when a wait ends in vain. */

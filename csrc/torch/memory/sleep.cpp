@@ -106,8 +106,8 @@ PyObject *put_to_sleep(PyObject * /*module*/, PyObject *const *arguments, Py_ssi
   {
     const WithoutGil no_gil;
     status = capi().sleep(the_core, device, tags.names(), tags.count(), keep, &result);
-    if (status == ESPER_OK && tags.names() != nullptr) { // if all sleeps, nothing needs one
-      replace_workspaces(tags.names(), tags.count(), device);
+    if (status == ESPER_OK) {
+      update_workspaces();
     }
   }
   TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
@@ -135,6 +135,9 @@ PyObject *wake_up(PyObject * /*module*/, PyObject *const *arguments, Py_ssize_t 
   {
     const WithoutGil no_gil;
     status = capi().wake(the_core, device, tags.names(), tags.count(), &woken);
+    if (status == ESPER_OK) {
+      update_workspaces();
+    }
   }
   TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   TORCH_CHECK_WITH(OutOfMemoryError, status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED,

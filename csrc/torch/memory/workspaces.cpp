@@ -1,14 +1,11 @@
 #include "workspaces.h"
 
 #include <ATen/cuda/CUDAContextLight.h>
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAGuard.h>
 
-#include <algorithm>
+#include <map>
 #include <mutex>
-#include <string_view>
+#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "../start/the_core.h"
 
@@ -17,63 +14,47 @@ namespace esper
 namespace
 {
 
-class Sleeping
-{
-public:
-  Sleeping(const char *const *tags, std::size_t count, int device)
-      : tags_(tags, tags + count), device_(device)
-  {
-  }
-  // The block of a workspace that sleeps.
-  bool has(const at::DataPtr &workspace, esper_block_info &block) const
-  {
-    return capi().find_block(core(), workspace.get(), &block) == ESPER_OK &&
-           (device_ == -1 || device_ == block.device) &&
-           std::find(tags_.begin(), tags_.end(), block.tag) != tags_.end();
-  }
+using Workspaces = decltype(at::cuda::WorkspaceMapWithMutex::map);
+using Resting = std::multimap<Workspaces::key_type, Workspaces::mapped_type>;
 
-private:
-  std::vector<std::string_view> tags_;
-  int device_;
-};
-
-at::DataPtr like(const esper_block_info &block, void *stream)
+template <typename Workspace>
+bool sleeps(const Workspace &workspace)
 {
-  const auto device = static_cast<c10::DeviceIndex>(block.device);
-  const c10::cuda::CUDAStreamGuard guard(
-      c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device));
-  return c10::cuda::CUDACachingAllocator::get()->allocate(block.requested);
+  const void *address = nullptr;
+  if constexpr (std::is_same_v<Workspace, at::DataPtr>) {
+    address = workspace.get();
+  } else { // newer versions of PyTorch keep its size beside it
+    address = workspace.first.get();
+  }
+  esper_block_info block;
+  return capi().find_block(core(), address, &block) == ESPER_OK && block.asleep != 0;
 }
 
-void replace(at::cuda::WorkspaceMapWithMutex &workspaces, const Sleeping &sleeping)
+// Nothing is allocated or freed under PyTorch's lock: another thread may wait for it with Python's.
+void update(at::cuda::WorkspaceMapWithMutex &workspaces, Resting &resting)
 {
-  static std::mutex mutex;
-  static auto *old = new std::vector<at::DataPtr>();
   const std::unique_lock<std::shared_mutex> lock(workspaces.mutex);
-  const std::lock_guard<std::mutex> old_lock(mutex);
-  esper_block_info block;
-  for (auto at = workspaces.map.begin(); at != workspaces.map.end();) {
-    if (!sleeping.has(at->second, block)) {
-      ++at;
-      continue;
+  for (auto next = workspaces.map.begin(); next != workspaces.map.end();) {
+    const auto at = next++;
+    if (sleeps(at->second)) {
+      resting.insert(workspaces.map.extract(at));
     }
-    old->push_back(std::move(at->second));
-    try {
-      at->second = like(block, std::get<1>(at->first));
-      ++at;
-    } catch (const c10::Error &) { // no memory: PyTorch tries again when it needs one
-      at = workspaces.map.erase(at);
+  }
+  for (auto next = resting.begin(); next != resting.end();) {
+    const auto at = next++;
+    if (workspaces.map.count(at->first) == 0 && !sleeps(at->second)) {
+      workspaces.map.insert(resting.extract(at));
     }
   }
 }
 
 } // namespace
 
-void replace_workspaces(const char *const *tags, std::size_t count, int device)
+void update_workspaces()
 {
-  const Sleeping sleeping(tags, count, device);
-  replace(at::cuda::cublas_handle_stream_to_workspace(), sleeping);
-  replace(at::cuda::cublaslt_handle_stream_to_workspace(), sleeping);
+  static auto &resting = *new std::pair<Resting, Resting>(); // never destroyed: CUDA may end first
+  update(at::cuda::cublas_handle_stream_to_workspace(), resting.first);
+  update(at::cuda::cublaslt_handle_stream_to_workspace(), resting.second);
 }
 
 } // namespace esper

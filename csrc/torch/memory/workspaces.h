@@ -2,14 +2,12 @@
 // tag that is then in effect, and uses it for all later work there.
 #pragma once
 
-#include <cstddef>
-
 namespace esper
 {
 
-// Gives PyTorch others in place of those that sleep with these tags on `device` (-1: on all), so
-// that work outside the tags goes on. The old ones stay allocated, because captured graphs may use
-// them.
-void replace_workspaces(const char *const *tags, std::size_t count, int device);
+// Called after each sleep and wake. Takes those that sleep away from PyTorch, which allocates
+// others where work outside the tags needs them. They stay allocated, because captured graphs may
+// use them. PyTorch gets them back when they are awake and it has no other.
+void update_workspaces();
 
 } // namespace esper

@@ -1,5 +1,7 @@
 /* Memory of different tags: it shares no page, free memory serves its own tag only, and whole pages
  * move. */
+#include "core/base/tag.h"
+#include "core/blocks/heap.h"
 #include "esper_sleep.h"
 #include "memory/pages_world.h"
 
@@ -13,9 +15,10 @@ static void *get_as(const char *tag, size_t mib, esper_stream stream)
 
 static const char *tag_of(const void *ptr)
 {
-  esper_block_info info;
-  CHECK_OK(esper_find_block(w.core, ptr, &info));
-  return info.tag;
+  for (const segment_t *seg = first_segment(); seg; seg = seg->next)
+    if ((uintptr_t)ptr >= seg->address && (uintptr_t)ptr < seg->address + seg->size)
+      return tag_name(seg->heap->tag);
+  return NULL;
 }
 
 static void begin_at_once(size_t mib)

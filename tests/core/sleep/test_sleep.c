@@ -21,8 +21,11 @@ SCENE(device_memory_goes_and_live_bytes_are_kept)
   CHECK_EQ(stats.sleeping, before);
   CHECK_EQ(stats.host, live);
   CHECK_EQ(stats.allocated, live);
+  esper_block_info info;
+  CHECK(esper_find_block(w.core, q, &info) == ESPER_OK && info.asleep);
   world_check(&w);
   wake("weights");
+  CHECK(esper_find_block(w.core, q, &info) == ESPER_OK && !info.asleep);
   CHECK_EQ(alive().bytes, before);
   world_kernel(&w, r, p);
   world_kernel(&w, s, q);
