@@ -622,7 +622,7 @@ print("loaded for", torch.__version__)
         said = run(python, "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
         assert "loaded for " + requirement.partition("==")[2] in said
         said = run(python, "-c", ROWS, ROOT / "tests", cwd=tmp_path, PYTHONPATH=str(installed))
-        assert int(said.split()[-2]) > 80, said
+        assert int(said.split()[-2]) > 70, said
     finally:
         shutil.rmtree(tmp_path, ignore_errors=True)  # gigabytes
 
