@@ -17,8 +17,19 @@ import torch
 import torch.distributed as dist
 from measuring import example
 from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.distributed import checkpoint as checkpoints, pipelining
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.nn.functional import all_to_all_single
+from torch.distributed.tensor import Shard, parallel
+from torch.distributed.tensor.experimental import context_parallel as sharing
+from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 SEQUENCES = 2  # of a step, for each GPU
 LARGE = models.Shape(width=2048, layers=16, heads=16, hidden=8192)
@@ -77,8 +88,6 @@ def update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor
 
 def lighten(layers: Iterable[nn.Module], how: How) -> None:
     """Activations of these layers are computed again in backward, or wait on the host."""
-    from torch.autograd.graph import save_on_cpu
-    from torch.utils.checkpoint import checkpoint
 
     def offloaded(forward: Callable[..., Any], *inputs: Any) -> Any:
         with save_on_cpu(pin_memory=how.cuda):
@@ -96,8 +105,6 @@ def lighten(layers: Iterable[nn.Module], how: How) -> None:
 # --- a Llama: DDP and FSDP2 ---
 def shard(model: nn.Module, parts: Iterable[nn.Module], how: How, mesh: DeviceMesh) -> None:
     """By FSDP2: each part, and what is left of the model."""
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for module in (*parts, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -111,24 +118,20 @@ def shard(model: nn.Module, parts: Iterable[nn.Module], how: How, mesh: DeviceMe
 
 
 def llama(how: How) -> Engine:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-    from torch.nn.parallel import DistributedDataParallel
-
     models.DEVICE = how.device
     shape = LESS if how.activations == "offload" or "saved" in how.engine else LARGE
     shape = models.SMALL if how.small else shape
     model: nn.Module = models.llama(shape).train()
     lighten(model.layers, how)
-    parallel = how.engine.startswith("ddp")
-    if parallel:
+    ddp = how.engine.startswith("ddp")
+    if ddp:
         ids = [how.rank] if how.cuda else None
         model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
         if how.engine == "ddp_bf16":
             model.register_comm_hook(None, bf16_compress_hook)
     else:
-        copies = min(2, how.ranks) if how.engine == "hsdp" else 1
-        mesh = how.mesh(copies, how.ranks // copies, names=("copies", "shards"))
-        mesh = mesh if copies > 1 else mesh["shards"]
+        copies = how.engine == "hsdp" and how.ranks > 1
+        mesh = how.mesh(2, how.ranks // 2, names=("copies", "shards")) if copies else how.mesh()
         shard(model, model.layers, how, mesh)
     optimizer = adam(model)
     torch.manual_seed(100 + how.rank)  # other data everywhere
@@ -136,7 +139,7 @@ def llama(how: How) -> Engine:
 
     def step(number: int, length: int) -> torch.Tensor:
         ids = tokens[number % len(tokens), :, :length]
-        with torch.autocast(how.device, dtype=torch.bfloat16, enabled=parallel):
+        with torch.autocast(how.device, dtype=torch.bfloat16, enabled=ddp):
             logits = model(ids)
         loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
         return update(loss, optimizer)
@@ -150,9 +153,6 @@ def saving(
     step: Callable[..., torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, how: How
 ) -> Callable[..., torch.Tensor]:
     """Of ten steps, the first is saved, and the third is undone: that state is loaded."""
-    from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
     group = dist.new_group(backend="gloo")
     pending: Any = None
 
@@ -163,14 +163,14 @@ def saving(
         nonlocal pending
         loss = step(number, length)
         if number % 10 == 0 and how.engine == "fsdp2_saved":
-            checkpoint.save(state(), checkpoint_id=how.folder)
+            checkpoints.save(state(), checkpoint_id=how.folder)
         elif number % 10 == 0:
-            pending = checkpoint.async_save(state(), checkpoint_id=how.folder, process_group=group)
+            pending = checkpoints.async_save(state(), checkpoint_id=how.folder, process_group=group)
         elif number % 10 == 2:
             if pending is not None:
                 pending.result()
             saved = state()
-            checkpoint.load(saved, checkpoint_id=how.folder)
+            checkpoints.load(saved, checkpoint_id=how.folder)
             set_state_dict(model, optimizer, model_state_dict=saved["model"],
                            optim_state_dict=saved["optimizer"])  # fmt: skip
         return loss
@@ -209,14 +209,12 @@ def error(y: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 def tensor_parallel(how: How) -> Engine:
     """The first layer of each perceptron is split by columns, the second by rows; with sequence
     parallelism the tokens as well; and in two dimensions, over pairs, by FSDP2 beside it."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Shard, parallel
-
     model, inputs = perceptrons(how)
-    by = min(2, how.ranks) if how.engine == "fsdp2_tp" else how.ranks
-    mesh = how.mesh(how.ranks // by, by, names=("data", "tensor"))
+    both, split = how.engine == "fsdp2_tp", how.engine != "tensor_parallel"
+    by = min(2, how.ranks) if both else how.ranks
+    names = ("data", "tensor") if both else ("tensor",)
+    mesh = how.mesh(*((how.ranks // by,) * both), by, names=names)
     plan: dict[str, Any] = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
-    split = how.engine != "tensor_parallel"
     if split:
         plan = {
             "norm": parallel.SequenceParallel(sequence_dim=0),
@@ -225,17 +223,16 @@ def tensor_parallel(how: How) -> Engine:
         }
     for block in model:
         parallel.parallelize_module(block, mesh["tensor"], plan)
-        if how.engine == "fsdp2_tp":
-            fully_shard(block, mesh=mesh["data"])
-    if how.engine == "fsdp2_tp":
-        fully_shard(model, mesh=mesh["data"])
-        if how.bare:
-            example("fsdp2").keep_nothing(model)
+    if both:
+        for module in (*model, model):
+            fully_shard(module, mesh=mesh["data"])
+    if how.bare:  # FSDP2's parts, if there are some
+        example("fsdp2").keep_nothing(model)
     optimizer = adam(model)
 
     def step(number: int, length: int) -> torch.Tensor:
-        x = inputs[(number + mesh["data"].get_local_rank()) % len(inputs), :length]
-        x = x.chunk(by)[mesh["tensor"].get_local_rank()] if split else x
+        x = inputs[(number + how.rank // by) % len(inputs), :length]
+        x = x.chunk(by)[how.rank % by] if split else x
         return update(error(model(x), x.flip(1)), optimizer)
 
     return Engine(step, inputs.shape[1], how.ranks // by, varies=False)
@@ -243,8 +240,6 @@ def tensor_parallel(how: How) -> Engine:
 
 def pipeline(how: How) -> Engine:
     """1F1B; interleaved: with two stages on each rank. Another length needs other buffers."""
-    from torch.distributed import pipelining
-
     model, inputs = perceptrons(how)
     several = how.engine == "pipeline_interleaved" and how.ranks > 1
     count = how.ranks * (1 + several)
@@ -279,34 +274,21 @@ def pipeline(how: How) -> Engine:
 
 # --- decoders: expert and context parallelism ---
 class Spread(models.Experts):
-    """Experts of which each rank has its share. Tokens go to theirs and come back."""
+    """Experts of which each rank has its share. Rows go to theirs, and answers come back."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        from torch.distributed.nn.functional import all_to_all_single
-
-        ranks = dist.get_world_size()
-        likes = self.router(x).float().softmax(dim=-1)
-        best = likes.detach().topk(self.chosen, dim=-1).indices.flatten()
-        expert, order = best.sort(stable=True)
-        token = order // self.chosen
-        counts = (best[:, None] == torch.arange(likes.shape[1], device=x.device)).sum(dim=0)
-        self.imbalance = len(counts) * (counts / len(best) * likes.mean(dim=0)).sum()
+    def ask(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        ranks, width = dist.get_world_size(), rows.shape[1]
         coming = torch.empty_like(counts)
         dist.all_to_all_single(coming, counts)
         coming = coming.view(ranks, -1)  # by rank, and by expert of this one
         # The host waits: sizes depend on it.
         sent, got = counts.view(ranks, -1).sum(dim=1).tolist(), coming.sum(dim=1).tolist()
-        self.loads = coming.sum(dim=0).tolist()
-        rows = x.index_select(0, token)
-        rows = all_to_all_single(rows.new_empty(sum(got), x.shape[1]), rows, got, sent)
-        whose = torch.arange(len(self.experts), device=x.device).repeat(ranks)
+        rows = all_to_all_single(rows.new_empty(sum(got), width), rows, got, sent)
+        whose = torch.arange(len(self.experts), device=rows.device).repeat(ranks)
         by_expert = whose.repeat_interleave(coming.flatten()).sort(stable=True).indices
-        parts = rows.index_select(0, by_expert).split(self.loads)
-        answers = torch.cat([one(part) for one, part in zip(self.experts, parts, strict=True)])
+        answers = super().ask(rows.index_select(0, by_expert), coming.sum(dim=0))
         answers = answers.index_select(0, by_expert.argsort())
-        back = all_to_all_single(answers.new_empty(len(token), x.shape[1]), answers, sent, got)
-        weighted = back * likes[token, expert][:, None]
-        return weighted.new_zeros(x.shape).index_add(0, token, weighted)
+        return all_to_all_single(answers.new_empty(sum(sent), width), answers, sent, got)
 
 
 def expert_parallel(how: How) -> Engine:
@@ -349,9 +331,6 @@ def expert_parallel(how: How) -> Engine:
 def context_parallel(how: How) -> Engine:
     """One sequence a step, which all ranks share: ring attention, and FSDP2 over the same ranks.
     PyTorch has ring attention for CUDA only: on the CPU each rank has the whole sequence."""
-    from torch.distributed.tensor.experimental import context_parallel as sharing
-    from torch.distributed.tensor.experimental._attention import set_rotate_method
-
     models.DEVICE = how.device
     shape = models.SMALL if how.small else LONG
     mesh = how.mesh()

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from engine_steps import Engine, How
 
 PATIENCE_S = 60.0  # for one collective
+LIMIT_S = 280.0  # beside the soak
 #: By these the ranks are told which engines are left, and where checkpoints lie.
 LEFT, FOLDER = "ENGINES_LEFT", "ENGINES_FOLDER"
 
@@ -47,15 +49,16 @@ def untimed(steps: int) -> int:
     return max(steps // 10, 1)
 
 
-def conduct(engines: Sequence[str], ranks: int) -> dict[str, Any]:
+def conduct(engines: Sequence[str], ranks: int, limit: float) -> dict[str, Any]:
     """Lets torchrun start this command once for each rank; once more for the engines that are
-    left, where one fails or hangs. What the first rank reported; "why" says what failed."""
+    left, where one fails or hangs. All ends after `limit` s. What the first rank reported; "why"
+    says what failed."""
     unknown = [one for one in engines if one not in ENGINE_NAMES]
     if unknown or ranks not in (1, 2, 4):
         wrong = f"no engine {unknown[0]!r}" if unknown else f"ranks={ranks}: 1, 2 or 4"
         raise SystemExit(f"{wrong}; the engines are {', '.join(ENGINE_NAMES)}")
     found: dict[str, Any] = {}
-    why, left = "", [*engines]
+    why, left, end = "", [*engines], time.monotonic() + limit
     command = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()
     with tempfile.TemporaryDirectory() as folder:
         while left:
@@ -66,17 +69,21 @@ def conduct(engines: Sequence[str], ranks: int) -> dict[str, Any]:
                 preexec_fn=partial(end_with, os.getpid()),
             )  # fmt: skip
             assert process.stdout
+            timer = threading.Timer(end - time.monotonic(), process.kill)
+            timer.start()
             said = []
             for line in process.stdout:
                 figures = workers.reported(line)
                 found.update(figures or {})
                 said += [line] * (figures is None)
+            timer.cancel()
             if process.wait() == 0:
                 break
+            late = " by the end of its time" * (time.monotonic() > end)
             failed = next((one for one in left if f"{one} losses" not in found), left[-1])
             errors = [line for line in said if line.startswith("[rank")] or said
-            why += f"{failed} failed:\n{''.join(errors[-20:])}"
-            left = left[left.index(failed) + 1 :]
+            why += f"{failed} failed{late}:\n{''.join(errors[-20:])}"
+            left = [] if late else left[left.index(failed) + 1 :]
     if not found:
         raise SystemExit(why)
     return {**found, "why": why} if why else found
@@ -97,7 +104,7 @@ def measure(
     """Figures, after the name of each engine. bare: without what FSDP2 keeps for other streams;
     shortest: tokens; soak: so many seconds of random lengths for all engines together."""
     if "RANK" not in os.environ:
-        return conduct(engines, ranks)
+        return conduct(engines, ranks, LIMIT_S + soak)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with torchrun, which may be stopped
     import torch
     import torch.distributed as dist

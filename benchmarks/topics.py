@@ -758,7 +758,7 @@ def engine_part(engine: str, *more: str) -> Part:
                          engines=(engine,), soak=0.0)  # fmt: skip
     return Part(
         engine, "engines.measure", cases, partial(engine_rows, engine, variants), FRESH, tight=True,
-        timeout=240.0, gpus=2, by_default=engine in FIRST_ENGINES, derive=before_and_after,
+        timeout=300.0, gpus=2, by_default=engine in FIRST_ENGINES, derive=before_and_after,
     )  # fmt: skip
 
 
