@@ -713,7 +713,7 @@ def title_of_engine(engine: str, options: Options) -> str:
 def engine_rows(
     engine: str, variants: dict[str, str], rounds: Rounds, options: Options
 ) -> Iterator[Row]:
-    """Automatic uses are compared with those that are marked."""
+    """Beside native; automatic uses, where nothing else differs, beside ours without them."""
     again, ranks = deviations(rounds, AGAIN, engine), options.settings["ranks"]
     reserved = f"{engine} peak_reserved_mib"
     for case, of_case in variants.items():
@@ -727,9 +727,8 @@ def engine_rows(
         yield Row(f"{title}: tokens", "tokens/s", f"{engine} tokens_s", case, peer,
                   0.99 if judged else None, "at_least", f"{engine} beside")  # fmt: skip
         if column(rounds, case, reserved):
-            goal = (
-                1.01 if case == UNMARKED else peak_goal(rounds, engine, ranks) if judged else None
-            )
+            goal = peak_goal(rounds, engine, ranks) if judged else None
+            goal = 1.01 if case == UNMARKED else goal
             yield Row(f"{title}: peak reserved", "MiB", reserved, case, peer, goal)
             allocated = f"{engine} peak_allocated_mib"
             yield Row(f"{title}: peak allocated", "MiB", allocated, case, peer)
@@ -763,7 +762,7 @@ def engine_part(engine: str, *more: str) -> Part:
 
 
 def rows_of_all(rounds: Rounds, options: Options) -> Iterator[Row]:
-    variants = {OURS: "", UNMARKED: UNMARKED.removeprefix(OURS)}
+    variants = {OURS: ", together", UNMARKED: ", together" + UNMARKED.removeprefix(OURS)}
     for engine in options.settings["engines"]:
         yield from engine_rows(engine, variants, rounds, options)
 

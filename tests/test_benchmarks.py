@@ -914,7 +914,7 @@ def test_all_engines_train_on_the_cpu(tmp_path: Path) -> None:
     """Context parallelism without its ring, which PyTorch has for CUDA alone."""
     found, said = engines_on_the_cpu(tmp_path, "--part", "together", "--set", "ranks=4")
     for engine in load("topics").ENGINE_NAMES:
-        assert found[f"{engine} on 4 GPUs: {LOSSES}"]["ours"] == 0.0, said
+        assert found[f"{engine} on 4 GPUs, together: {LOSSES}"]["ours"] == 0.0, said
     assert "failed" not in said
 
 
