@@ -1,4 +1,4 @@
-"""PyTorch's own engines on two GPUs: DDP, FSDP2 and tensor parallelism, under torchrun.
+"""PyTorch's own engines on one to four GPUs, under torchrun: DDP, FSDP2, and those beside them.
 
 Everything repeats as far as PyTorch can make it: data, weights and the lengths of sequences have
 seeds, and deterministic algorithms are asked for.
@@ -7,34 +7,33 @@ seeds, and deterministic algorithms are asked for.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import random
 import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import models
-import torch
-import torch.distributed as dist
-from common import workers
-from measuring import choose_allocator, example, machine, memory_figures
-from torch import nn
-from torch.nn import functional
+from common import OURS, workers
+from measuring import choose_allocator, machine, memory_figures
+from topics import ENGINE_NAMES
+from turns import end_with
 
-RANKS = 2
-SEQUENCES = 2  # of a step, for each GPU
-PATIENCE_S = 180.0  # for one variant
-LARGE = models.Shape(width=2048, layers=16, heads=16, hidden=8192)
+if TYPE_CHECKING:
+    from engine_steps import Engine, How
 
-
-#: What measure() was asked.
-How = SimpleNamespace
-#: Enqueues a step and gives its loss, by its number.
-Step = Callable[[int], torch.Tensor]
+PATIENCE_S = 60.0  # for one collective
+LIMIT_S = 280.0  # beside the soak
+#: By these the ranks are told which engines are left, and where checkpoints lie.
+LEFT, FOLDER = "ENGINES_LEFT", "ENGINES_FOLDER"
 
 
 def lengths(steps: int, shortest: int, longest: int) -> list[int]:
@@ -45,111 +44,72 @@ def lengths(steps: int, shortest: int, longest: int) -> list[int]:
     return [draw.randrange(shortest, longest + 1, unit) for _ in range(steps)]
 
 
-def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Plain parameters and those that are DTensors in groups of their own, as fused kernels ask."""
-    from torch.distributed.tensor import DTensor
-
-    groups: dict[bool, list[Any]] = {}
-    for parameter in model.parameters():
-        groups.setdefault(isinstance(parameter, DTensor), []).append(parameter)
-    return torch.optim.AdamW([{"params": group} for group in groups.values()], lr=1e-4, fused=True)
-
-
-def llama_step(options: How, rank: int) -> tuple[Step, int]:
-    """A step of ddp or fsdp2, and the tokens of all steps that are timed."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
-    models.DEVICE = options.device
-    shape = models.SMALL if options.small else LARGE
-    model: torch.nn.Module = models.llama(shape).train()
-    if options.engine == "ddp":
-        ids = [rank] if options.device == "cuda" else None
-        model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-    else:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for layer in model.layers:
-            fully_shard(layer, mp_policy=policy)
-        fully_shard(model, mp_policy=policy)
-        if options.bare:
-            example("fsdp2").keep_nothing(model)
-    optimizer = adam(model)
-    schedule = lengths(options.steps, options.shortest, shape.longest)
-    torch.manual_seed(100 + rank)  # other data everywhere
-    tokens = torch.randint(shape.vocabulary, (16, SEQUENCES, shape.longest), device=options.device)
-
-    def step(number: int) -> torch.Tensor:
-        ids = tokens[number % len(tokens), :, : schedule[number]]
-        with torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.engine == "ddp"):
-            logits = model(ids)
-        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step, RANKS * SEQUENCES * sum(schedule[untimed(options.steps) :])
-
-
-def tensor_parallel_step(options: How, rank: int) -> tuple[Step, int]:
-    """Residual perceptrons, the first layer of each split by columns, the second by rows."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import parallel
-
-    width, blocks, batch = (64, 2, 32) if options.small else (4096, 8, 4096)
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.LayerNorm(width)
-            self.up = nn.Linear(width, 4 * width, bias=False)
-            self.down = nn.Linear(4 * width, width, bias=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.down(functional.gelu(self.up(self.norm(x))))
-
-    with torch.device(options.device):
-        model = nn.Sequential(*(Block() for _ in range(blocks))).to(torch.bfloat16)
-    mesh = init_device_mesh(options.device, (RANKS,))
-    for block in model:
-        plan = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
-        parallel.parallelize_module(block, mesh, plan)
-    optimizer = adam(model)
-    inputs = torch.randn(4, batch, width, device=options.device, dtype=torch.bfloat16)
-
-    def step(number: int) -> torch.Tensor:
-        x = inputs[number % len(inputs)]
-        loss = functional.mse_loss(model(x).float(), x.flip(1).float())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step, batch * (options.steps - untimed(options.steps))
-
-
 def untimed(steps: int) -> int:
     """The first steps, in which memory grows and NCCL connects."""
     return max(steps // 10, 1)
 
 
+def conduct(engines: Sequence[str], ranks: int, limit: float) -> dict[str, Any]:
+    """Lets torchrun start this command once for each rank; once more for the engines that are
+    left, where one fails or hangs. All ends after `limit` s. What the first rank reported; "why"
+    says what failed."""
+    unknown = [one for one in engines if one not in ENGINE_NAMES]
+    if unknown or ranks not in (1, 2, 4):
+        wrong = f"no engine {unknown[0]!r}" if unknown else f"ranks={ranks}: 1, 2 or 4"
+        raise SystemExit(f"{wrong}; the engines are {', '.join(ENGINE_NAMES)}")
+    found: dict[str, Any] = {}
+    why, left, end = "", [*engines], time.monotonic() + limit
+    command = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}".split()
+    with tempfile.TemporaryDirectory() as folder:
+        while left:
+            process = subprocess.Popen(
+                [sys.executable, *command, *sys.argv], text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env={**os.environ, LEFT: ",".join(left), FOLDER: folder},
+                preexec_fn=partial(end_with, os.getpid()),
+            )  # fmt: skip
+            assert process.stdout
+            timer = threading.Timer(end - time.monotonic(), process.kill)
+            timer.start()
+            said = []
+            for line in process.stdout:
+                figures = workers.reported(line)
+                found.update(figures or {})
+                said += [line] * (figures is None)
+            timer.cancel()
+            if process.wait() == 0:
+                break
+            late = " by the end of its time" * (time.monotonic() > end)
+            failed = next((one for one in left if f"{one} losses" not in found), left[-1])
+            errors = [line for line in said if line.startswith("[rank")] or said
+            why += f"{failed} failed{late}:\n{''.join(errors[-20:])}"
+            left = [] if late else left[left.index(failed) + 1 :]
+    if not found:
+        raise SystemExit(why)
+    return {**found, "why": why} if why else found
+
+
 def measure(
     allocator: str,
-    engine: str,
+    engines: Sequence[str],
+    ranks: int,
     steps: int,
     shortest: int,
     device: str,
+    activations: str = "none",
+    soak: float = 0.0,
     bare: bool = False,
     small: bool = False,
-) -> None:
-    """Becomes torchrun, which starts this command once for each GPU; or one rank, of which the
-    first one reports. bare: without what FSDP2 keeps for other streams; shortest: tokens."""
+) -> dict[str, Any]:
+    """Figures, after the name of each engine. bare: without what FSDP2 keeps for other streams;
+    shortest: tokens; soak: so many seconds of random lengths for all engines together."""
     if "RANK" not in os.environ:
-        command = "-m torch.distributed.run --standalone --nproc-per-node".split()
-        os.execv(sys.executable, [sys.executable, *command, str(RANKS), *sys.argv])
+        return conduct(engines, ranks, LIMIT_S + soak)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with torchrun, which may be stopped
-    options = How(engine=engine, steps=steps, shortest=shortest, device=device, bare=bare,
-                  small=small or device == "cpu")  # fmt: skip
+    import torch
+    import torch.distributed as dist
+    from engine_steps import MAKERS, How
+
     rank, cuda = int(os.environ["LOCAL_RANK"]), device == "cuda"
     if cuda:
         choose_allocator(allocator)  # before anything touches the GPU
@@ -161,31 +121,80 @@ def measure(
     torch.utils.deterministic.fill_uninitialized_memory = False
     # cuDNN's attention does not repeat.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.manual_seed(0)  # the same model everywhere
-    make = tensor_parallel_step if engine == "tensor_parallel" else llama_step
-    step, tokens = make(options, rank)
+    about = machine() if cuda else {"gpu": "none"}
+    about["gpu"] = f"{ranks} x {about['gpu']}"
+    for name in os.environ[LEFT].split(","):
+        how = How(name, rank, ranks, device, small or not cuda, bare, activations,
+                  Path(os.environ[FOLDER], name))  # fmt: skip
+        torch.manual_seed(0)  # the same model everywhere
+        figures = train(MAKERS[name](how), how, allocator, steps, shortest,
+                        soak / len(engines))  # fmt: skip
+        if rank == 0:
+            found = {f"{name} {key}": value for key, value in figures.items()}
+            workers.report({"machine": about, **found})
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of DDP and of gloo may end the way out by a signal
+
+
+def train(
+    engine: Engine, how: How, allocator: str, steps: int, shortest: int, soak: float
+) -> dict[str, Any]:
+    """Figures of all ranks: the largest, and some by rank."""
+    import torch
+    import torch.distributed as dist
 
     def settle() -> float:
-        if cuda:
+        if how.cuda:
             torch.cuda.synchronize()
         dist.barrier()
         return time.perf_counter()
 
-    losses = [step(number) for number in range(untimed(steps))]
+    def held_back() -> float:
+        if not how.cuda or allocator != OURS:
+            return 0.0
+        import esper_alloc
+
+        return esper_alloc.memory_stats(how.rank)["held_back_seconds"]
+
+    def schedule() -> Iterator[int]:
+        """Random lengths until time is over, of which all ranks hear every five steps."""
+        over = torch.zeros(1, device=how.device)
+        for number, length in enumerate(lengths(1_000_000, 1, engine.longest)):
+            if number % 5 == 0:
+                over.fill_(time.perf_counter() - begin > soak)
+                dist.all_reduce(over)
+                if over.item():
+                    return
+            yield length
+
+    if how.cuda:
+        torch.cuda.reset_peak_memory_stats()
+    before = held_back()
+    planned = (
+        lengths(steps, shortest, engine.longest) if engine.varies else [engine.longest] * steps
+    )
+    warm = untimed(steps)
+    losses = [engine.step(number, length) for number, length in enumerate(planned[:warm])]
     begin = settle()
-    losses += [step(number) for number in range(untimed(steps), steps)]
+    done = 0
+    for number, length in enumerate(schedule() if soak else planned[warm:], warm):
+        losses.append(engine.step(number, length))
+        done += length
     took = settle() - begin
-    figures = memory_figures() if cuda else {}
+    figures = {**(memory_figures() if how.cuda else {}), "held_back_s": held_back() - before}
     sums = torch.stack(losses).double()
     dist.all_reduce(sums)
-    everywhere: list[Any] = [None] * RANKS
+    everywhere: list[Any] = [None] * how.ranks
     dist.all_gather_object(everywhere, figures)
-    if rank == 0:
-        figures = {key: max(one[key] for one in everywhere) for key in figures}
-        about = machine() if cuda else {"gpu": "none"}
-        about["gpu"] = f"{RANKS} x {about['gpu']}"
-        losses = [loss / RANKS for loss in sums.tolist()]
-        workers.report({"machine": about, "tokens_s": tokens / took, "losses": losses, **figures})
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # threads of DDP and of gloo may end the way out by a signal
+    by_rank = {key: [one[key] for one in everywhere] for key in figures}
+    figures = {key: max(values) for key, values in by_rank.items()}
+    mean = (sums / how.ranks).tolist()
+    return {
+        **figures, "tokens_s": engine.tokens * done / took, "by_rank": by_rank,
+        "held_back_least_s": min(by_rank["held_back_s"]), "steps": len(losses),
+        "losses": [] if soak else mean, "not_finite": sum(not abs(one) < 1e9 for one in mean),
+    }  # fmt: skip

@@ -364,13 +364,17 @@ class Experts(nn.Module):
         best = likes.detach().topk(self.chosen, dim=-1).indices.flatten()
         expert, order = best.sort(stable=True)
         token = order // self.chosen
-        counts = (best[:, None] == torch.arange(len(self.experts), device=x.device)).sum(dim=0)
-        self.loads = counts.tolist()  # the host waits: sizes depend on it
+        counts = (best[:, None] == torch.arange(likes.shape[1], device=x.device)).sum(dim=0)
         self.imbalance = len(counts) * (counts / len(best) * likes.mean(dim=0)).sum()
-        parts = x.index_select(0, token).split(self.loads)
-        answers = torch.cat([one(part) for one, part in zip(self.experts, parts, strict=True)])
+        answers = self.ask(x.index_select(0, token), counts)
         weighted = answers * likes[token, expert][:, None]
         return weighted.new_zeros(x.shape).index_add(0, token, weighted)
+
+    def ask(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The answers of the experts, to each of which go as many rows."""
+        self.loads = counts.tolist()  # the host waits: sizes depend on it
+        parts = rows.split(self.loads)
+        return torch.cat([one(part) for one, part in zip(self.experts, parts, strict=True)])
 
 
 class Block(nn.Module):

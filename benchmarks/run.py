@@ -214,7 +214,8 @@ def parts_here(
 ) -> tuple[list[Part], str | None]:
     """The parts that are measured, and why nothing can be."""
     chosen = [part for part in topic.parts if part.name in named or (not named and part.by_default)]
-    needed = max(part.gpus for part in chosen) if settings.get("device") != "cpu" else 0
+    needed = max(settings.get("ranks", part.gpus) for part in chosen)
+    needed = 0 if settings.get("device") == "cpu" else needed
     why = workers.gpu_missing() if needed else None
     if needed > 1 and not why:
         count = importlib.import_module("torch").cuda.device_count()

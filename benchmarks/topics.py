@@ -653,87 +653,148 @@ SLEEP = Topic(
 # --- PyTorch's engines -------------------------------------------------------
 BARE = "esper_alloc, automatic uses, nothing kept"
 REGISTERED, NATIVE_REGISTERED = "esper_alloc, registered", "native, registered"
-#: Nothing here is multicast, whatever the machine offers.
-NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+#: Nothing here is multicast, whatever the machine offers; and a rank that hangs ends soon.
+RANKS_ENVIRONMENT = {
+    **DETERMINISTIC, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}  # fmt: skip
 #: NCCL registers each segment of PyTorch's allocator as it comes.
 REGISTER = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}
+AUTOMATIC = {"ESPER_ALLOC_USES": "automatic"}
+FIRST_ENGINES = ("ddp", "fsdp2", "tensor_parallel")
+ENGINE_NAMES = (
+    *FIRST_ENGINES,
+    *("ddp_bf16", "fsdp2_marked", "hsdp", "fsdp2_checkpoint", "fsdp2_offload"),
+    *("fsdp2_saved", "fsdp2_saved_async", "sequence_parallel", "fsdp2_tp"),
+    *("pipeline", "pipeline_interleaved", "expert_parallel", "context_parallel"),
+)
 
 
-def deviations(rounds: Rounds, case: str) -> list[float]:
+def deviations(rounds: Rounds, case: str, engine: str) -> list[float]:
     """The largest relative difference of a case's losses from native's, for each round."""
-    there = [one for one in rounds if {case, NATIVE} <= one.keys()]
-    both = [(one[case]["losses"], one[NATIVE]["losses"]) for one in there]
+    key = f"{engine} losses"
+    there = [one for one in rounds if all(key in one.get(side, {}) for side in (case, NATIVE))]
+    both = [(one[case][key], one[NATIVE][key]) for one in there]
     return [max(abs(x - y) / max(abs(y), 1e-12) for x, y in zip(*one, strict=True)) for one in both]
 
 
-def peak_goal(rounds: Rounds) -> float:
-    """Of ours over native's: 0.95, or 1.02 of what is live where native has less to spare."""
-    native = [one[NATIVE] for one in rounds if "peak_reserved_mib" in one.get(NATIVE, {})]
-    live = (one["peak_allocated_mib"] / one["peak_reserved_mib"] for one in native)
-    return max([0.95, *(1.02 * share for share in live)])
+def peak_goal(rounds: Rounds, engine: str, ranks: int) -> float:
+    """Of ours over native's: 1; of the first engines on two GPUs 0.95, or 1.02 of what is live
+    where native has less to spare."""
+    if ranks != 2 or engine not in FIRST_ENGINES:
+        return 1.0
+    reserved, live = f"{engine} peak_reserved_mib", f"{engine} peak_allocated_mib"
+    native = [one[NATIVE] for one in rounds if reserved in one.get(NATIVE, {})]
+    return max([0.95, *(1.02 * one[live] / one[reserved] for one in native)])
 
 
 def before_and_after(rounds: Rounds) -> Rounds:
     """The rounds; what is compared with native's tokens is compared with the mean of its two runs:
     where the host sets the pace, they differ by as much as a fifth."""
-    found = [
-        {case: {**figures, "beside": figures["tokens_s"]} for case, figures in one.items()}
-        for one in rounds
-    ]
-    for one in found:
-        if NATIVE in one and AGAIN in one:
-            one[NATIVE]["beside"] = (one[NATIVE]["tokens_s"] + one[AGAIN]["tokens_s"]) / 2
-    return found
+
+    def beside(one: dict[str, dict[str, Any]], case: str) -> dict[str, float]:
+        names = [key for key in one[case] if key.endswith(" tokens_s")]
+        both = (case, AGAIN) if case == NATIVE else (case,)
+        there = {
+            key: [one[side][key] for side in both if key in one.get(side, {})] for key in names
+        }
+        return {key.replace("tokens_s", "beside"): sum(x) / len(x) for key, x in there.items()}
+
+    return [{case: {**figures, **beside(one, case)} for case, figures in one.items()}
+            for one in rounds]  # fmt: skip
+
+
+def title_of_engine(engine: str, options: Options) -> str:
+    ranks, activations = options.settings["ranks"], options.settings["activations"]
+    of_ranks = "" if ranks == 2 else f" on {ranks} GPUs" if ranks > 1 else " on one GPU"
+    return engine + of_ranks + f", {activations}" * (activations != "none")
 
 
 def engine_rows(
     engine: str, variants: dict[str, str], rounds: Rounds, options: Options
 ) -> Iterator[Row]:
-    again = deviations(rounds, AGAIN)
-    for case, more in variants.items():
-        title, peer = engine + more, NATIVE_REGISTERED if case == REGISTERED else NATIVE
+    """Beside native; automatic uses, where nothing else differs, beside ours without them."""
+    again, ranks = deviations(rounds, AGAIN, engine), options.settings["ranks"]
+    reserved = f"{engine} peak_reserved_mib"
+    for case, of_case in variants.items():
+        title = title_of_engine(engine, options) + of_case
+        peer = {REGISTERED: NATIVE_REGISTERED, UNMARKED: OURS}.get(case, NATIVE)
         judged = case != BARE  # for which no peer does the same
         name = f"{title}: losses, largest relative difference from native's"
         most = max(again, default=0.0)
-        yield Row(name, "", "", deviations(rounds, case), again, most, "difference", "", AGAIN)
-        yield Row(f"{title}: tokens", "tokens/s", "tokens_s", case, peer,
-                  0.99 if judged else None, "at_least", "beside")  # fmt: skip
-        if column(rounds, case, "peak_reserved_mib"):
-            goal = peak_goal(rounds) if judged else None
-            yield Row(f"{title}: peak reserved", "MiB", "peak_reserved_mib", case, peer, goal)
-            yield Row(f"{title}: peak allocated", "MiB", "peak_allocated_mib", case, peer)
+        deviation = deviations(rounds, case, engine)
+        yield Row(name, "", "", deviation, again, most, "difference", "", AGAIN)
+        yield Row(f"{title}: tokens", "tokens/s", f"{engine} tokens_s", case, peer,
+                  0.99 if judged else None, "at_least", f"{engine} beside")  # fmt: skip
+        if column(rounds, case, reserved):
+            goal = peak_goal(rounds, engine, ranks) if judged else None
+            goal = 1.01 if case == UNMARKED else goal
+            yield Row(f"{title}: peak reserved", "MiB", reserved, case, peer, goal)
+            allocated = f"{engine} peak_allocated_mib"
+            yield Row(f"{title}: peak allocated", "MiB", allocated, case, peer)
+            by_rank = column(rounds, case, f"{engine} by_rank")
+            yield own(case, f"{title}: held back", "s", f"{engine} held_back_s",
+                      peer_key=f"{engine} held_back_least_s", peer_name="the rank held back least",
+                      more={"by_rank": by_rank})  # fmt: skip
 
 
-def engine_part(engine: str) -> Part:
+def engine_cases(*names: str, **how: Any) -> list[Case]:
     """Native first, so that losses can be compared as they come."""
+    more = {
+        BARE: AUTOMATIC, UNMARKED: AUTOMATIC, NATIVE_REGISTERED: REGISTER, REGISTERED: REGISTER,
+    }  # fmt: skip
+    return [
+        Case(name, NATIVE if name.startswith(NATIVE) else OURS, {**how, "bare": name == BARE},
+             {**RANKS_ENVIRONMENT, **more.get(name, {})})
+        for name in names
+    ]  # fmt: skip
 
-    def case(name: str, bare: bool = False, **env: str) -> Case:
-        allocator = NATIVE if name.startswith(NATIVE) else OURS
-        environment = {**DETERMINISTIC, **NO_MULTICAST, **env}
-        return Case(name, allocator, {"engine": engine, "bare": bare}, environment)
 
-    cases, variants = [case(NATIVE), case(OURS)], {OURS: ""}
-    if engine == "fsdp2":
-        cases.append(case(BARE, True, ESPER_ALLOC_USES="automatic"))
-        variants[BARE] = BARE.removeprefix(OURS)
-    cases.append(case(AGAIN))
-    if engine == "tensor_parallel":
-        cases += [case(NATIVE_REGISTERED, **REGISTER), case(REGISTERED, **REGISTER)]
-        variants[REGISTERED] = REGISTERED.removeprefix(OURS)
+def engine_part(engine: str, *more: str) -> Part:
+    """One engine; `more` cases stand beside ours."""
+    variants = {one: one.removeprefix(OURS) for one in (OURS, *more) if not one.startswith(NATIVE)}
+    cases = engine_cases(NATIVE, *variants, AGAIN, *(one for one in more if one not in variants),
+                         engines=(engine,), soak=0.0)  # fmt: skip
     return Part(
         engine, "engines.measure", cases, partial(engine_rows, engine, variants), FRESH, tight=True,
-        timeout=180.0, gpus=2, derive=before_and_after,
+        timeout=300.0, gpus=2, by_default=engine in FIRST_ENGINES, derive=before_and_after,
     )  # fmt: skip
 
 
-ENGINES = Topic(
-    """PyTorch's engines on two GPUs: are losses equal, how fast are they, in how much memory?
+def rows_of_all(rounds: Rounds, options: Options) -> Iterator[Row]:
+    variants = {OURS: ", together", UNMARKED: ", together" + UNMARKED.removeprefix(OURS)}
+    for engine in options.settings["engines"]:
+        yield from engine_rows(engine, variants, rounds, options)
 
-Under torchrun; native runs before and after ours. --set device=cpu tries it without a GPU.""",
-    *map(engine_part, ("ddp", "fsdp2", "tensor_parallel")),
+
+def soak_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
+    for engine in options.settings["engines"]:
+        title = f"{title_of_engine(engine, options)}: soak, "
+        for case in (OURS, BARE):
+            name = title + "losses that are not finite" + case.removeprefix(OURS)
+            yield Row(name, "", f"{engine} not_finite", case, 0.0, 0.0, "ours", "", "none")
+        yield Row(title + "steps of random lengths", "steps", f"{engine} steps", OURS, BARE)
+        yield Row(title + "held back", "s", f"{engine} held_back_s", OURS, BARE)
+
+
+ENGINES = Topic(
+    """PyTorch's engines on several GPUs: are losses equal, how fast are they, in how much memory?
+
+Under torchrun, on two GPUs or as many as ranks says: 1, 2 or 4. Native runs before and after ours.
+Together, the engines of a case run one after the other in the same processes. Soak has random
+lengths, for so many seconds a case. --set device=cpu tries it without a GPU.""",
+    engine_part("ddp"), engine_part("fsdp2", BARE),
+    engine_part("tensor_parallel", NATIVE_REGISTERED, REGISTERED),
+    *(engine_part(engine, UNMARKED) for engine in ENGINE_NAMES if engine not in FIRST_ENGINES),
+    Part("together", "engines.measure", engine_cases(NATIVE, OURS, UNMARKED, AGAIN, soak=0.0),
+         rows_of_all, FRESH, tight=True, timeout=300.0, gpus=2, by_default=False,
+         derive=before_and_after),
+    Part("soak", "engines.measure", engine_cases(OURS, BARE), soak_rows, FRESH, timeout=590.0,
+         gpus=2, by_default=False),
     rounds=1,
-    settings={"steps": 200, "shortest": 1024, "device": "cuda"},
-)
+    settings={"engines": ENGINE_NAMES, "ranks": 2, "steps": 200, "shortest": 1024, "device": "cuda",
+              "activations": "none", "soak": 180.0},
+)  # fmt: skip
 
 # --- helpers -----------------------------------------------------------------
 PLAIN = "native, plain PyTorch"

@@ -84,7 +84,11 @@ def figures_of(part: Any, recorded: list[dict[str, Any]]) -> Any:
     jobs = {name.partition(": ")[0] for name in names}
     return {
         "jobs.measure": {**job, "outputs": ["a"], "machine": ABOUT},
-        "engines.measure": {**job, "losses": [1.0]},
+        "engines.measure": {
+            f"{engine} {key}": value
+            for engine in load("topics").ENGINE_NAMES
+            for key, value in {**job, "losses": [1.0], "by_rank": {}, "steps": 9}.items()
+        },
         "audits.programs": {"audit": found, "sanitizer": found},
         "calls.malloc_times": {f"{job}: {time}": 1.0 for job in jobs | {"job"} for time in times},
     }.get(part.measure, Figures(by_layer=[1.0]))
@@ -690,9 +694,13 @@ def engine_rows(engine: str, **cases: dict[str, Any]) -> dict[str, Any]:
     names = {
         "native": topics.NATIVE, "ours": topics.OURS, "again": topics.AGAIN, "bare": topics.BARE,
         "registered": topics.REGISTERED, "native_registered": topics.NATIVE_REGISTERED,
+        "automatic": topics.UNMARKED,
     }  # fmt: skip
-    found = rows("engines", engine, [{names[key]: one for key, one in cases.items()}])
-    return {name: row for (name, _), row in found.items()}
+    cases = {
+        names[case]: {f"{engine} {key}": value for key, value in one.items()}
+        for case, one in cases.items()
+    }
+    return {name: row for (name, _), row in rows("engines", engine, [cases]).items()}
 
 
 LOSSES = "losses, largest relative difference from native's"
@@ -857,13 +865,64 @@ def test_large_layers_have_as_many_mib_as_their_rows_say() -> None:
     assert load("topics").LARGE == "layers of 512 MiB"
 
 
+def engines_on_the_cpu(tmp_path: Path, *how: str) -> tuple[dict[str, Any], str]:
+    out = tmp_path / "engines.json"
+    done = command(*"engines --set device=cpu --set steps=3 --out".split(), str(out), *how)
+    assert out.exists(), done.stdout + done.stderr
+    return {row["name"]: row for row in json.loads(out.read_text())["rows"]}, done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "tensor_parallel"])
 def test_engines_train_on_the_cpu(engine: str, tmp_path: Path) -> None:
-    out = tmp_path / "engines.json"
-    how = f"engines --part {engine} --set device=cpu --set steps=3 --out".split()
-    done = command(*how, str(out))
-    assert out.exists(), done.stdout + done.stderr
-    found = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    found, said = engines_on_the_cpu(tmp_path, "--part", engine)
     assert found[f"{engine}: {LOSSES}"]["ours"] == 0.0
-    assert "did not go through" not in done.stdout
+    assert "did not go through" not in said
+
+
+@pytest.mark.slow
+def test_all_engines_train_on_the_cpu(tmp_path: Path) -> None:
+    """Context parallelism without its ring, which PyTorch has for CUDA alone."""
+    found, said = engines_on_the_cpu(tmp_path, "--part", "together", "--set", "ranks=4")
+    for engine in load("topics").ENGINE_NAMES:
+        assert found[f"{engine} on 4 GPUs, together: {LOSSES}"]["ours"] == 0.0, said
+    assert "failed" not in said
+
+
+@pytest.mark.slow
+def test_engines_get_random_lengths_until_time_is_over(tmp_path: Path) -> None:
+    engines = "engines=fsdp2_tp,pipeline_interleaved,expert_parallel"
+    how = ("--set", engines, "--set", "soak=6", "--set", "ranks=4", "--set", "activations=offload")
+    found, _ = engines_on_the_cpu(tmp_path, "--part", "soak", *how)
+    assert len(found) == 3 * 4
+    for engine in engines.removeprefix("engines=").split(","):
+        title = f"{engine} on 4 GPUs, offload: soak, "
+        assert found[title + "losses that are not finite"]["met"] is True
+        assert found[title + "steps of random lengths"]["ours"] > 3
+
+
+@pytest.mark.slow
+def test_an_engine_that_fails_leaves_the_others_their_turn(tmp_path: Path) -> None:
+    how = ("--set", "engines=ddp,fsdp2_offload", "--set", "activations=nowhere")
+    found, said = engines_on_the_cpu(tmp_path, "--part", "soak", "--set", "soak=1", *how)
+    assert {name.partition(",")[0] for name in found} == {"fsdp2_offload"}
+    assert "ddp failed" in said and "not 'nowhere'" in said
+
+
+def test_engines_on_more_gpus_are_rows_of_their_own() -> None:
+    """And may reserve as much as native. What held a rank back is told by rank."""
+    topics, common = load("topics"), load("common")
+    settings = {**topics.ENGINES.settings, "ranks": 4, "activations": "checkpoint"}
+    assert set(topics.ENGINE_NAMES) == set(load("engine_steps").MAKERS)
+    by_rank = {"held_back_s": [0.5, 0.0, 0.0, 0.0]}
+    ours = ran([1.0], held_back_s=0.5, held_back_least_s=0.0, by_rank=by_rank)
+    rounds = [{
+        case: {f"ddp {key}": value for key, value in one.items()}
+        for case, one in ((topics.NATIVE, ran([1.0])), (topics.OURS, ours))
+    }]  # fmt: skip
+    part, made = part_of("engines", "ddp"), common.Results("engines")
+    for row in part.rows(part.derive(rounds), common.Options(settings=settings)):
+        made.add(row, part.derive(rounds))
+    found = {row["name"].removeprefix("ddp on 4 GPUs, checkpoint: "): row for row in made.rows}
+    assert found["peak reserved"]["met"] is True and found["peak reserved"]["goal"] == 1.0
+    assert found["held back"]["ours"] == 0.5 and found["held back"]["by_rank"] == [by_rank]

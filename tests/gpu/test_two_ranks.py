@@ -1,6 +1,6 @@
-"""Two ranks of torch.distributed, a GPU each: training that sleeps, tensor parallelism with
-registered memory, symmetric memory, communication streams, and a rank that dies. And NCCL within
-one process."""
+"""Two ranks of torch.distributed or $ESPER_RANKS, a GPU each: training that sleeps, tensor
+parallelism with registered memory, symmetric memory, communication streams, and a rank that dies.
+And NCCL within one process."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -29,8 +29,8 @@ def test_fsdp2_that_sleeps_has_the_same_losses() -> None:
 
 @pytest.fixture(scope="module")
 def native_losses() -> list[str]:
-    first, second = ranks("tensor_parallel", NATIVE, "plain")
-    assert first["losses"] == second["losses"]
+    first, *others = ranks("tensor_parallel", NATIVE, "plain")
+    assert all(one["losses"] == first["losses"] for one in others)
     assert len(set(first["losses"])) > 5
     losses: list[str] = first["losses"]
     return losses
@@ -87,6 +87,14 @@ def test_a_product_that_spins_until_its_input_is_copied_is_right() -> None:
         assert one["wrong"] == 0
         # Each of its few streams is waited for in vain once in 40 seconds at most.
         assert one["held_back_in_vain"] <= 4, one
+
+
+def test_exchanges_whose_sends_need_the_others_memory_go_on() -> None:
+    for found in ranks("exchanges", OURS):
+        assert found["turns"] >= 10
+        assert found["wrong"] == 0
+        assert found["held_back_in_vain"], "the host was not held back: nothing was tested"
+        assert little_was_lost(found), found
 
 
 def test_one_process_with_two_gpus_gives_natives_losses() -> None:

@@ -1,9 +1,9 @@
-"""Two processes, a GPU each, that work together through torch.distributed.
+"""Two processes or $ESPER_RANKS, a GPU each, that work together through torch.distributed.
 
-Usage: two_ranks.py SCENARIO ALLOCATOR [ARGUMENT...]            (needs two GPUs)
+Usage: two_ranks.py SCENARIO ALLOCATOR [ARGUMENT...]
 
 The scenarios are the functions below; each gives what its rank found. The program
-prints a list of both ranks' answers, and in `killed` how each rank ended.
+prints a list of all ranks' answers, and in `killed` how each rank ended.
 """
 
 import ctypes
@@ -20,11 +20,12 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
-RANKS = 2
+RANKS = int(os.environ.get("ESPER_RANKS", "2"))
 LIMIT = 200.0  # seconds until a rank is taken to hang
 LOST_S = 10.0  # after which a process group takes a rank for lost
 ALONE_LIMIT = 10.0  # seconds that a rank may go on after the other has failed
 KILLED_LIMIT = 100.0  # the same as LIMIT where a rank is lost: native may hang, too
+OF_RANKS = sum(range(RANKS))
 MIB = 1 << 20
 OURS = "esper_alloc"
 
@@ -171,7 +172,7 @@ def symmetric_memory(rank: int) -> Found:
         x.fill_(value + rank)
         total = torch.ops.symm_mem.one_shot_all_reduce(x, "sum", group)
         noise = torch.full((MIB,), -1.0, device=gpu)
-        wrong += int((total != 2 * value + 1).sum())
+        wrong += int((total != RANKS * value + OF_RANKS).sum())
         del noise, total
 
     buffers = []
@@ -218,7 +219,7 @@ def captured_collective_sleeps(rank: int) -> Found:
     for turn in range(4):
         x.fill_(turn + rank)
         graph.replay()
-        wrong += int((z != 2 * (2 * turn + 1) + 1).sum())
+        wrong += int((z != 2 * (RANKS * turn + OF_RANKS) + 1).sum())
         torch.cuda.synchronize()
         dist.barrier()  # no rank sleeps while the other still reads its memory
         given_back += esper_alloc.sleep().given_back
@@ -343,7 +344,7 @@ def fused_all_gather_matmul(rank: int) -> Found:
         with torch.no_grad():
             esper_alloc.record_use(gathered, reader)
         del gathered, product, part, result, left
-        if turns % 10 == 0:  # both ranks must end with the same turn
+        if turns % 10 == 0:  # all ranks must end with the same turn
             torch.cuda.synchronize()
             go_on.fill_(held_back.elapsed() < seconds)
             dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
@@ -351,13 +352,61 @@ def fused_all_gather_matmul(rank: int) -> Found:
     return {"supported": True, "turns": turns, "wrong": int(wrong.sum()), **held_back.found()}
 
 
+@scenario
+def exchanges(rank: int) -> Found:
+    """Each rank sends blocks to the next, drops them, and only then asks for the memory that it
+    receives into. So no send is over before the next rank has got that far, and there the same is
+    true."""
+    import torch
+    import torch.distributed as dist
+    from device import HeldBack, other_streams
+
+    import esper_alloc
+
+    seconds, size, count = 30.0, 16 * MIB, 5
+    groups = [dist.new_group(list(range(RANKS))) for _ in range(RANKS)]  # one for each sender
+    following, other = (rank + 1) % RANKS, (rank - 1) % RANKS
+    main = torch.cuda.current_stream()
+    (sending,) = other_streams(1)
+    wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
+    go_on = torch.ones(1, device="cuda")
+    held_back = HeldBack(rank)
+    turns = 0
+    while turns % 10 or float(go_on) > 0:
+        turns += 1
+        value = turns % 60
+        blocks = [
+            torch.full((size,), value + 60 * rank, dtype=torch.uint8, device="cuda")
+            for _ in range(count)
+        ]
+        sends = [dist.isend(x, following, group=groups[rank]) for x in blocks]
+        with torch.cuda.stream(sending):
+            for send in sends:
+                send.wait()
+        with torch.no_grad():
+            esper_alloc.record_use(blocks, sending)
+        del blocks, sends, send
+        got = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
+        for x in got:
+            dist.irecv(x, other, group=groups[other]).wait()
+            wrong.add_((x != value + 60 * other).sum())
+        del x, got
+        main.wait_stream(sending)
+        if turns % 10 == 0:  # all ranks must end with the same turn
+            torch.cuda.synchronize()
+            go_on.fill_(held_back.elapsed() < seconds)
+            dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
+    torch.cuda.synchronize()
+    return {"turns": turns, "wrong": int(wrong), **held_back.found()}
+
+
 # --- a rank that dies ----------------------------------------------------------
 
 
 @scenario
 def killed(rank: int, how: str) -> Found:
-    """Rank 1 is killed in the middle of an all-reduce. `how` rank 0 learns of it: the watchdog
-    ends the process, or with blocking waits an exception is raised, and rank 0 goes on alone."""
+    """Rank 1 is killed in the middle of an all-reduce. `how` the others learn of it: the watchdog
+    ends the process, or with blocking waits an exception is raised, and they go on alone."""
     import torch
     import torch.distributed as dist
 
@@ -369,7 +418,7 @@ def killed(rank: int, how: str) -> Found:
         dist.all_reduce(x, group=group)
     torch.cuda.synchronize()
     if rank == 1:
-        time.sleep(2)  # so that rank 0 has done all that was, too, and waits for the next
+        time.sleep(2)  # so that the others have done all that was, too, and wait for the next
         os.kill(os.getpid(), signal.SIGKILL)
     y = torch.ones(16 * MIB, device="cuda")
     side.wait_stream(torch.cuda.current_stream())
@@ -389,7 +438,7 @@ def killed(rank: int, how: str) -> Found:
     return {"said": said}
 
 
-# --- both ranks ----------------------------------------------------------------
+# --- all ranks -----------------------------------------------------------------
 
 
 def rank_main(rank: int, store: str, name: str, allocator: str, arguments: list[str]) -> None:
@@ -421,11 +470,11 @@ def rank_main(rank: int, store: str, name: str, allocator: str, arguments: list[
 
 
 def conduct(name: str, allocator: str, arguments: list[str]) -> None:
-    """Starts both ranks, ends them when they take too long, and prints what they found."""
+    """Starts the ranks, ends them when they take too long, and prints what they found."""
     import torch
 
     if torch.cuda.device_count() < RANKS:
-        raise SystemExit("needs two GPUs")
+        raise SystemExit(f"needs {RANKS} GPUs")
     environment = {
         **os.environ,
         "NCCL_NVLS_ENABLE": "0",  # nothing here is multicast
@@ -446,7 +495,7 @@ def conduct(name: str, allocator: str, arguments: list[str]) -> None:
         limit = time.monotonic() + (KILLED_LIMIT if name == "killed" else LIMIT)
         while any(process.poll() is None for process in ranks) and time.monotonic() < limit:
             if name != "killed" and any(process.poll() for process in ranks):
-                limit = min(limit, time.monotonic() + ALONE_LIMIT)  # the other waits for it
+                limit = min(limit, time.monotonic() + ALONE_LIMIT)  # the others wait for it
             time.sleep(0.1)
         ends = [str(process.poll()) if process.poll() is not None else "hung" for process in ranks]
         outputs = []
