@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from scenario import NATIVE, OURS, run_program
+from scenario import NATIVE, OURS, little_was_lost, run_program
 
 pytestmark = pytest.mark.two_gpus
 HOOK = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}
