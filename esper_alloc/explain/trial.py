@@ -123,8 +123,9 @@ def _operations(job: Job, change: Change) -> NDArray[Any]:
     if change.released in job.pools:
         number = job.pools.index(change.released)
         mine = np.flatnonzero(job.pool[slots] == number)
-        before.append(mine[-1:] + 1)
-        more.append(np.array([(RELEASE, 0, 0, number, 0)] * len(mine[-1:]), OPERATION))
+        if len(mine):
+            before.append(mine[-1:] + 1)
+            more.append(np.array([(RELEASE, 0, 0, number, 0)], OPERATION))
     if change.emptied >= 0:
         before.append(np.array([change.emptied]))
         more.append(np.array([(EMPTY, 0, 0, 0, 0)], OPERATION))

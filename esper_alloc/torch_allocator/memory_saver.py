@@ -3,8 +3,7 @@
 A program that says ``from torch_memory_saver import torch_memory_saver`` can say
 ``from esper_alloc.torch_allocator.memory_saver import torch_memory_saver`` instead, and enable
 esper_alloc. A framework that says so is left as it is: ``run --memory-saver`` lets it find this one
-(:func:`stand_in`). No library is preloaded, and memory keeps its contents through captured graphs,
-too.
+(:func:`stand_in`). No library is preloaded, and contents of captured graphs are kept as well.
 """
 
 from __future__ import annotations

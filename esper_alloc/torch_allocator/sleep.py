@@ -169,7 +169,7 @@ def wake(
         tags: as for :func:`sleep`.
         device: None: all devices.
         process_groups: whose communicators are resumed afterwards, by all ranks and in the same
-            order, too.
+            order.
 
     Raises:
         ValueError, TypeError: as for :func:`sleep`.

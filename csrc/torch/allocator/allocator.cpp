@@ -109,7 +109,15 @@ c10::DeleterFnPtr Allocator::raw_deleter() const
 
 void *Allocator::raw_alloc(size_t size)
 {
-  return raw_alloc_with_stream(size, c10::cuda::getCurrentCUDAStream());
+  if (size == 0) {
+    return nullptr;
+  }
+  check_size(size);
+  if (C10_UNLIKELY(!isEnabled())) {
+    return allocate_uncached(size);
+  }
+  const c10::DeviceIndex device = current_device();
+  return allocate_on(c10::cuda::getCurrentCUDAStream(device), size);
 }
 
 void *Allocator::raw_alloc_with_stream(size_t size, cudaStream_t stream)

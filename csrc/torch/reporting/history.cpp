@@ -156,14 +156,12 @@ Context context_of(Trace &trace, const esper_trace_entry &entry)
     trace.segments.erase(trace.segments.lower_bound(entry.address),
                          trace.segments.lower_bound(entry.address + entry.size));
     break;
-  case ESPER_TRACE_SNAPSHOT:
-  case ESPER_TRACE_HELD_BACK:
-  case ESPER_TRACE_OOM: break;
+  default: break; // an action without frames of its own
   }
   return context;
 }
 
-// Of the other actions only the black box is told.
+// The actions after these are told to the black box alone.
 TraceEntry::Action convert(esper_action action)
 {
   static constexpr TraceEntry::Action of[] = {
