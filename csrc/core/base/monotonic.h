@@ -6,7 +6,8 @@
 
 /* Microseconds since a fixed moment. */
 uint64_t monotonic_now(void);
-/* Moves the clock on, for tests. */
+/* For tests: moves the clock on; stops it, so that from then on only monotonic_skip() moves it. */
 void monotonic_skip(uint64_t microseconds);
+void monotonic_stop(void);
 
 #endif

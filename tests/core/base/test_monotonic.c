@@ -1,5 +1,7 @@
 #include "core/base/monotonic.h"
 
+#include <time.h>
+
 #include "check.h"
 
 TEST(time_never_goes_back)
@@ -19,4 +21,18 @@ TEST(a_test_can_move_time_on)
   uint64_t before = monotonic_now();
   monotonic_skip(hour);
   CHECK(monotonic_now() >= before + hour);
+}
+
+TEST(a_stopped_clock_is_moved_on_by_skips_only)
+{
+  monotonic_skip(7);
+  uint64_t before = monotonic_now();
+  monotonic_stop();
+  uint64_t stopped = monotonic_now();
+  CHECK(stopped >= before && stopped - before < 60000000);
+  struct timespec while_longer = {.tv_nsec = 1000000};
+  nanosleep(&while_longer, NULL);
+  CHECK_EQ(monotonic_now(), stopped);
+  monotonic_skip(5);
+  CHECK_EQ(monotonic_now(), stopped + 5);
 }
