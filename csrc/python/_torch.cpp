@@ -5,7 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/version.h>
 
-#include "../torch/allocator/allocator.h"
+#include "../torch/base/allocator.h"
 #include "../torch/auditor/auditor.h"
 #include "../torch/automatic/automatic.h"
 #include "../torch/base/core_api.h"

@@ -303,8 +303,7 @@ static void add_entry(usage *now, usage *peak, const esper_trace_entry *entry)
   case ESPER_TRACE_SEGMENT_MAP: now->reserved += (int64_t)entry->size; break;
   case ESPER_TRACE_SEGMENT_FREE:
   case ESPER_TRACE_SEGMENT_UNMAP: now->reserved -= (int64_t)entry->size; break;
-  case ESPER_TRACE_SNAPSHOT:
-  case ESPER_TRACE_OOM: break;
+  default: break; /* no memory comes or goes */
   }
   raise_peak(&peak->allocated, now->allocated);
   raise_peak(&peak->active, now->active);

@@ -1,4 +1,4 @@
-#include "allocator.h"
+#include "../base/allocator.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -12,14 +12,11 @@
 #include "../base/stream.h"
 #include "../debugging/fence.h"
 #include "../ipc/sharing.h"
-#include "../memory/checkpoints.h"
 #include "../memory/deleter.h"
 #include "../memory/pools.h"
 #include "../reporting/history.h"
 #include "../reporting/out_of_memory.h"
 #include "../reporting/profiler.h"
-#include "../reporting/snapshot.h"
-#include "../reporting/statistics.h"
 #include "../start/options.h"
 #include "../start/the_core.h"
 #include "../uses/mark_watch.h"
@@ -263,16 +260,6 @@ void Allocator::setMemoryFraction(double fraction, c10::DeviceIndex device)
   check(capi().set_memory_fraction(core(), device, fraction), "setting the memory fraction");
 }
 
-void Allocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer)
-{
-  add_out_of_memory_observer(std::move(observer));
-}
-
-void Allocator::attachOomRejectionObserver(native::OutOfMemoryObserver observer)
-{
-  add_rejection_observer(std::move(observer));
-}
-
 void Allocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer)
 {
   c10::cuda::CUDAGuard guard(device);
@@ -296,94 +283,7 @@ cudaError_t Allocator::memcpyAsync(void *to, int to_device, const void *from, in
   return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
 }
 
-// ---- statistics.h, snapshot.h ------------------------------------------------
-
-c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex device)
-{
-  return device_stats(device);
-}
-
-void Allocator::resetAccumulatedStats(c10::DeviceIndex device)
-{
-  reset_accumulated_stats(device);
-}
-
-void Allocator::resetPeakStats(c10::DeviceIndex device)
-{
-  reset_peak_stats(device);
-}
-
-native::SnapshotInfo Allocator::snapshot(c10::MempoolId_t pool, bool include_traces)
-{
-  return take_snapshot(pool, include_traces);
-}
-
-std::vector<native::StreamSegmentSize> Allocator::getExpandableSegmentSizes(c10::DeviceIndex device)
-{
-  return mapped_segment_sizes(device);
-}
-
-// ---- history.h ---------------------------------------------------------------
-
-bool Allocator::isHistoryEnabled()
-{
-  return history_is_recorded();
-}
-
-void Allocator::recordHistory(bool enabled, native::CreateContextFn context_recorder,
-                              size_t max_entries, native::RecordContext when, bool clear_history,
-                              const std::vector<std::string> &skip_actions)
-{
-  record_history(enabled, context_recorder, max_entries, when, clear_history, skip_actions);
-}
-
-void Allocator::recordAnnotation(const std::vector<std::pair<std::string, std::string>> &annotation)
-{
-  record_annotation(annotation);
-}
-
-void Allocator::pushCompileContext(std::string &context)
-{
-  push_compile_context(context);
-}
-
-void Allocator::popCompileContext()
-{
-  pop_compile_context();
-}
-
-bool Allocator::supportsUserMetadata()
-{
-  return true;
-}
-
-void Allocator::setUserMetadata(const std::string &metadata)
-{
-  set_user_metadata(metadata);
-}
-
-std::string Allocator::getUserMetadata()
-{
-  return user_metadata();
-}
-
-void Allocator::annotateMemory(const void *ptr, const std::string &metadata)
-{
-  annotate_memory(ptr, metadata);
-}
-
-std::shared_ptr<c10::GatheredContext> Allocator::getContextForPointer(const void *ptr)
-{
-  return context_of_pointer(ptr);
-}
-
-// NCCL registers memory with it.
-void Allocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker)
-{
-  add_tracker(std::move(tracker));
-}
-
-// ---- sharing.h: IPC ----------------------------------------------------------
+// ---- IPC ---------------------------------------------------------------------
 
 native::ShareableHandle Allocator::shareIpcHandle(void *ptr)
 {
@@ -393,63 +293,6 @@ native::ShareableHandle Allocator::shareIpcHandle(void *ptr)
 std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle)
 {
   return open_memory(core(), handle);
-}
-
-// ---- pools.h, checkpoints.h --------------------------------------------------
-
-void Allocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                                    std::function<bool(cudaStream_t)> filter)
-{
-  begin_pool(device, pool, std::move(filter));
-}
-
-void Allocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool)
-{
-  end_pool(device, pool);
-}
-
-void Allocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool)
-{
-  release_pool(device, pool);
-}
-
-int Allocator::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool)
-{
-  return pool_use_count(device, pool);
-}
-
-void Allocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                                   std::shared_ptr<native::CUDAAllocator> segments)
-{
-  create_pool(device, pool, segments.get() == this ? nullptr : std::move(segments));
-}
-
-void Allocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom)
-{
-  set_use_on_oom(device, pool, use_on_oom);
-}
-
-void Allocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool)
-{
-  set_no_split(device, pool);
-}
-
-bool Allocator::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
-                                         const std::unordered_set<void *> &expected)
-{
-  return pool_live_are(device, pool, expected);
-}
-
-std::shared_ptr<native::AllocatorState> Allocator::getCheckpointState(c10::DeviceIndex device,
-                                                                      c10::MempoolId_t pool)
-{
-  return take_checkpoint(device, pool);
-}
-
-native::CheckpointDelta Allocator::setCheckpointPoolState(
-    c10::DeviceIndex device, std::shared_ptr<native::AllocatorState> state)
-{
-  return restore_checkpoint(device, state);
 }
 
 // ---- virtual from PyTorch 2.12 on or later -----------------------------------

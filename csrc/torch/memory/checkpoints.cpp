@@ -1,4 +1,4 @@
-#include "checkpoints.h"
+#include "../base/allocator.h"
 
 #include <cstdlib>
 #include <vector>
@@ -11,8 +11,6 @@ namespace esper
 {
 namespace
 {
-
-namespace native = c10::cuda::CUDACachingAllocator;
 
 class CheckpointState final : public native::AllocatorState
 {
@@ -33,8 +31,8 @@ private:
 
 } // namespace
 
-std::shared_ptr<native::AllocatorState> take_checkpoint(c10::DeviceIndex device,
-                                                        c10::MempoolId_t pool)
+std::shared_ptr<native::AllocatorState> Allocator::getCheckpointState(c10::DeviceIndex device,
+                                                                      c10::MempoolId_t pool)
 {
   esper_checkpoint *taken = nullptr;
   {
@@ -45,8 +43,8 @@ std::shared_ptr<native::AllocatorState> take_checkpoint(c10::DeviceIndex device,
   return std::make_shared<CheckpointState>(taken);
 }
 
-native::CheckpointDelta restore_checkpoint(c10::DeviceIndex device,
-                                           const std::shared_ptr<native::AllocatorState> &state)
+native::CheckpointDelta Allocator::setCheckpointPoolState(
+    c10::DeviceIndex device, std::shared_ptr<native::AllocatorState> state)
 {
   const auto *ours = dynamic_cast<const CheckpointState *>(state.get());
   TORCH_CHECK(ours != nullptr,
@@ -67,8 +65,8 @@ native::CheckpointDelta restore_checkpoint(c10::DeviceIndex device,
   return delta;
 }
 
-bool pool_live_are(c10::DeviceIndex device, c10::MempoolId_t pool,
-                   const std::unordered_set<void *> &expected)
+bool Allocator::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                         const std::unordered_set<void *> &expected)
 {
   const std::vector<const void *> addresses(expected.begin(), expected.end());
   int same = 0;

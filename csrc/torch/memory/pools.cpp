@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "../base/allocator.h"
 #include "../base/gil.h"
 #include "../start/the_core.h"
 
@@ -14,8 +15,6 @@ namespace esper
 {
 namespace
 {
-
-namespace native = c10::cuda::CUDACachingAllocator;
 
 using Filter = std::function<bool(cudaStream_t)>;
 
@@ -86,8 +85,8 @@ void rethrow_callback_failure()
   }
 }
 
-void begin_pool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                std::function<bool(cudaStream_t)> filter)
+void Allocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                    std::function<bool(cudaStream_t)> filter)
 {
   auto kept = std::make_unique<Filter>(std::move(filter));
   const WithoutGil no_gil;
@@ -96,7 +95,7 @@ void begin_pool(c10::DeviceIndex device, c10::MempoolId_t pool,
   kept.release(); // owned by the core until esper_pool_end
 }
 
-void end_pool(c10::DeviceIndex device, c10::MempoolId_t pool)
+void Allocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   esper_core *made = core_unless_forked();
   if (made == nullptr) {
@@ -109,25 +108,34 @@ void end_pool(c10::DeviceIndex device, c10::MempoolId_t pool)
   delete static_cast<Filter *>(filter);
 }
 
-void release_pool(c10::DeviceIndex device, c10::MempoolId_t pool)
+void Allocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   if (esper_core *made = core_unless_forked()) {
     check(capi().pool_release(made, device, pool.first, pool.second), "releasing a pool");
   }
 }
 
-int pool_use_count(c10::DeviceIndex device, c10::MempoolId_t pool)
+int Allocator::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   esper_core *made = core_unless_forked();
   return made != nullptr ? capi().pool_use_count(made, device, pool.first, pool.second) : 0;
 }
 
-void create_pool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                 std::shared_ptr<native::CUDAAllocator> segments)
+void Allocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom)
+{
+  if (esper_core *made = core_unless_forked()) {
+    check(capi().pool_set_flags(made, device, pool.first, pool.second, ESPER_POOL_USE_ON_OOM,
+                                use_on_oom ? ESPER_POOL_USE_ON_OOM : 0),
+          "setting use_on_oom of a pool");
+  }
+}
+
+void Allocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                   std::shared_ptr<native::CUDAAllocator> segments)
 {
   esper_pool *made = nullptr;
   check(capi().pool_create(core(), device, pool.first, pool.second, &made), "making a pool");
-  if (segments == nullptr) {
+  if (segments == nullptr || segments.get() == this) {
     return;
   }
   auto kept = std::make_unique<Segments>(Segments{std::move(segments)});
@@ -142,16 +150,7 @@ void create_pool(c10::DeviceIndex device, c10::MempoolId_t pool,
   kept.release(); // owned by the core until the pool is gone
 }
 
-void set_use_on_oom(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom)
-{
-  if (esper_core *made = core_unless_forked()) {
-    check(capi().pool_set_flags(made, device, pool.first, pool.second, ESPER_POOL_USE_ON_OOM,
-                                use_on_oom ? ESPER_POOL_USE_ON_OOM : 0),
-          "setting use_on_oom of a pool");
-  }
-}
-
-void set_no_split(c10::DeviceIndex device, c10::MempoolId_t pool)
+void Allocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool)
 {
   check(capi().pool_set_flags(core(), device, pool.first, pool.second, ESPER_POOL_NO_SPLIT,
                               ESPER_POOL_NO_SPLIT),

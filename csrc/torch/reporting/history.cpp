@@ -12,6 +12,7 @@
 #include <stack>
 #include <unordered_map>
 
+#include "../base/allocator.h"
 #include "../base/gil.h"
 #include "../start/the_core.h"
 #include "nccl_registration.h"
@@ -376,14 +377,14 @@ std::vector<AnnotationEntry> copy_annotations()
 
 // ---- recording --------------------------------------------------------------
 
-bool history_is_recorded()
+bool Allocator::isHistoryEnabled()
 {
   return history().recording.load();
 }
 
-void record_history(bool enabled, CreateContextFn gather_frames, size_t max_entries,
-                    RecordContext when, bool clear_history,
-                    const std::vector<std::string> &skip_actions)
+void Allocator::recordHistory(bool enabled, CreateContextFn gather_frames, size_t max_entries,
+                              RecordContext when, bool clear_history,
+                              const std::vector<std::string> &skip_actions)
 {
   TORCH_CHECK(when == RecordContext::NEVER || gather_frames != nullptr,
               "recording stack frames needs a function that gathers them: pass context_recorder, "
@@ -411,7 +412,7 @@ void record_history(bool enabled, CreateContextFn gather_frames, size_t max_entr
   }
 }
 
-void record_annotation(const std::vector<std::pair<std::string, std::string>> &annotation)
+void Allocator::recordAnnotation(const std::vector<std::pair<std::string, std::string>> &annotation)
 {
   auto &h = history();
   if (!h.recording.load()) {
@@ -429,31 +430,36 @@ void record_annotation(const std::vector<std::pair<std::string, std::string>> &a
   }
 }
 
-void push_compile_context(const std::string &context)
+void Allocator::pushCompileContext(std::string &context)
 {
-  if (history_is_recorded()) {
+  if (isHistoryEnabled()) {
     thread().compiling.push(context);
   }
 }
 
-void pop_compile_context()
+void Allocator::popCompileContext()
 {
-  if (history_is_recorded() && !thread().compiling.empty()) {
+  if (isHistoryEnabled() && !thread().compiling.empty()) {
     thread().compiling.pop();
   }
 }
 
-void set_user_metadata(const std::string &metadata)
+bool Allocator::supportsUserMetadata()
+{
+  return true;
+}
+
+void Allocator::setUserMetadata(const std::string &metadata)
 {
   thread().metadata = metadata;
 }
 
-std::string user_metadata()
+std::string Allocator::getUserMetadata()
 {
   return thread().metadata;
 }
 
-Context context_of_pointer(const void *ptr)
+Context Allocator::getContextForPointer(const void *ptr)
 {
   esper_block_info block;
   esper_core *made = core_if_made();
@@ -463,7 +469,7 @@ Context context_of_pointer(const void *ptr)
   return context_of_block(block.device, reinterpret_cast<uintptr_t>(ptr));
 }
 
-void add_tracker(AllocatorTraceTracker tracker)
+void Allocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker)
 {
   auto &h = history();
   std::lock_guard<std::mutex> lock(h.mutex);
@@ -486,14 +492,14 @@ TraceEntry::Action annotation_action(long)
 }
 } // namespace
 
-void annotate_memory(const void *ptr, const std::string &metadata)
+void Allocator::annotateMemory(const void *ptr, const std::string &metadata)
 {
   esper_block_info block;
   esper_core *made = core_if_made();
   TORCH_CHECK(made != nullptr && capi().find_block(made, ptr, &block) == ESPER_OK &&
                   block.address == ptr,
               "annotateMemory: no live allocation found at pointer ", ptr);
-  const bool recording = history_is_recorded();
+  const bool recording = isHistoryEnabled();
   const Trackers *trackers = attached_trackers();
   Trace *trace = trace_of(block.device);
   if (trace == nullptr || (!recording && trackers == nullptr)) {

@@ -1,5 +1,5 @@
-// The history that _record_memory_history() records, and its trackers: the trace, with the stack
-// frames of the program for each action.
+// The history that _record_memory_history() records: the trace, with the stack frames of the
+// program for each action.
 //
 // The core reports every action under its device's lock, where Python must not be called. So a call
 // gathers its frames before it enters the core (CallContext), and the watcher takes them from
@@ -10,8 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "../../esper_alloc.h"
@@ -21,7 +19,6 @@ namespace esper
 {
 
 using c10::GatheredContext;
-using c10::CachingDeviceAllocator::AllocatorTraceTracker;
 using c10::CachingDeviceAllocator::AnnotationEntry;
 using c10::CachingDeviceAllocator::CreateContextFn;
 using c10::CachingDeviceAllocator::RecordContext;
@@ -56,32 +53,6 @@ private:
   std::unique_ptr<Context> outer_;
 };
 
-// ---- recording ---------------------------------------------------------------
-
-bool history_is_recorded();
-
-// What _record_memory_history() asks for. `when`: for which actions frames are gathered.
-void record_history(bool enabled, CreateContextFn gather_frames, size_t max_entries,
-                    RecordContext when, bool clear_history,
-                    const std::vector<std::string> &skip_actions);
-
-void record_annotation(const std::vector<std::pair<std::string, std::string>> &annotation);
-
-// Annotates the live memory at that address. Throws if there is none.
-void annotate_memory(const void *ptr, const std::string &metadata);
-
-// What the calling thread's entries say besides: the region that it compiles, and a text of the
-// program's.
-void push_compile_context(const std::string &context);
-void pop_compile_context();
-void set_user_metadata(const std::string &metadata);
-std::string user_metadata();
-
-// Called with each entry from now on, recorded or not: nccl_registration.h.
-void add_tracker(AllocatorTraceTracker tracker);
-
-// ---- reading -----------------------------------------------------------------
-
 // The clock of the entries' times.
 time_t microseconds_since_1970();
 
@@ -95,9 +66,6 @@ void trace_snapshot(int device, size_t active, c10::MempoolId_t pool);
 // they were not recorded.
 Context context_of_block(int device, uintptr_t address);
 Context context_of_segment(int device, uintptr_t address);
-
-// The frames that allocated the live memory at that address; null if they were not recorded.
-Context context_of_pointer(const void *ptr);
 
 // The record_function scopes seen while recording, oldest first.
 std::vector<AnnotationEntry> copy_annotations();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../base/allocator.h"
 #include "../base/core_api.h"
 #include "processes.h"
 
@@ -19,7 +20,7 @@ namespace
 {
 
 using c10::CachingAllocator::format_size;
-using c10::cuda::CUDACachingAllocator::OutOfMemoryObserver;
+using native::OutOfMemoryObserver;
 
 constexpr size_t kNoLimit = SIZE_MAX;
 
@@ -110,13 +111,13 @@ std::string describe(const esper_failure &failure)
 
 } // namespace
 
-void add_out_of_memory_observer(OutOfMemoryObserver observer)
+void Allocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer)
 {
   std::lock_guard<std::mutex> lock(observers_mutex);
   observers().emplace_back(std::move(observer));
 }
 
-void add_rejection_observer(OutOfMemoryObserver observer)
+void Allocator::attachOomRejectionObserver(native::OutOfMemoryObserver observer)
 {
   std::lock_guard<std::mutex> lock(observers_mutex);
   rejection_observers().emplace_back(std::move(observer));

@@ -1,4 +1,5 @@
-#include "snapshot.h"
+// The core's snapshot in PyTorch's structure, which memory_viz and other viewers read.
+#include "../base/allocator.h"
 
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
@@ -15,8 +16,6 @@ namespace esper
 {
 namespace
 {
-
-namespace native = c10::cuda::CUDACachingAllocator;
 
 using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::SegmentInfo;
@@ -190,7 +189,7 @@ native::AllocatorConfigInfo describe_options()
 
 } // namespace
 
-native::SnapshotInfo take_snapshot(c10::MempoolId_t pool, bool include_traces)
+native::SnapshotInfo Allocator::snapshot(c10::MempoolId_t pool, bool include_traces)
 {
   constexpr int every_device = -1;
   const bool every_pool = pool == c10::MempoolId_t{0, 0};
@@ -230,7 +229,7 @@ native::SnapshotInfo take_snapshot(c10::MempoolId_t pool, bool include_traces)
   return info;
 }
 
-std::vector<native::StreamSegmentSize> mapped_segment_sizes(c10::DeviceIndex device)
+std::vector<native::StreamSegmentSize> Allocator::getExpandableSegmentSizes(c10::DeviceIndex device)
 {
   std::vector<native::StreamSegmentSize> sizes;
   const CoreSnapshot picture(device);

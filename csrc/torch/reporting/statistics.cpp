@@ -1,4 +1,4 @@
-#include "statistics.h"
+#include "../base/allocator.h"
 
 #include <cstdlib>
 #include <memory>
@@ -60,7 +60,7 @@ void set_pools(Figures &, c10::DeviceIndex, long)
 
 } // namespace
 
-c10::CachingDeviceAllocator::DeviceStats device_stats(c10::DeviceIndex device)
+c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex device)
 {
   esper_stats from;
   check(capi().get_stats(core(), device, &from), "reading statistics");
@@ -87,12 +87,12 @@ c10::CachingDeviceAllocator::DeviceStats device_stats(c10::DeviceIndex device)
   return to;
 }
 
-void reset_accumulated_stats(c10::DeviceIndex device)
+void Allocator::resetAccumulatedStats(c10::DeviceIndex device)
 {
   check(capi().reset_accumulated_stats(core(), device), "resetting statistics");
 }
 
-void reset_peak_stats(c10::DeviceIndex device)
+void Allocator::resetPeakStats(c10::DeviceIndex device)
 {
   check(capi().reset_peak_stats(core(), device), "resetting peaks");
 }

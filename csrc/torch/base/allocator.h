@@ -1,6 +1,5 @@
 // The allocator that PyTorch calls. It only translates between PyTorch and the core (the_core.h):
-// sizes, streams and results. Memory, streams, limits and copies are translated in allocator.cpp,
-// all else in files by subject, which do not know this class.
+// sizes, streams and results. Each group of methods names the file where it stands.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -21,6 +20,8 @@ namespace native = c10::cuda::CUDACachingAllocator;
 class Allocator final : public native::CUDAAllocator
 {
 public:
+  // ../allocator/allocator.cpp
+
   Allocator();
 
   // These use the current stream of the current device unless a parameter says otherwise.
@@ -38,7 +39,7 @@ public:
   bool initialized() override;
   std::string name() override;
 
-  // While off, all memory comes from the CUDA runtime (uncached.h).
+  // While off, all memory comes from the CUDA runtime (../allocator/uncached.h).
   void enable(bool value) override;
   bool isEnabled() const override;
 
@@ -46,24 +47,40 @@ public:
   void cacheInfo(c10::DeviceIndex device, size_t *largest) override;
   double getMemoryFraction(c10::DeviceIndex device) override;
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
-  void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
 
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override;
   cudaError_t memcpyAsync(void *to, int to_device, const void *from, int from_device, size_t count,
                           cudaStream_t stream, bool peer_access) override;
 
-  // statistics.h
+  // IPC: ../ipc/sharing.cpp has the steps.
+  native::ShareableHandle shareIpcHandle(void *ptr) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+
+  // Without `override`, here and below, because they are virtual in the base only from PyTorch 2.12
+  // on or later.
+  void markCaptureBegin(c10::DeviceIndex device);
+  void markCaptureEnd(c10::DeviceIndex device);
+  c10::DataPtr allocateWithAddress(size_t size, void *address);
+
+  // ../reporting/statistics.cpp: torch.cuda.memory_stats()
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
 
-  // snapshot.h
+  // ../reporting/snapshot.cpp: torch.cuda.memory._snapshot(). Pool {0, 0}: all.
   native::SnapshotInfo snapshot(c10::MempoolId_t pool = {0, 0},
                                 bool include_traces = true) override;
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(
       c10::DeviceIndex device) override;
 
-  // history.h
+  // ../reporting/out_of_memory.cpp. The second is called for requests that throw_on_cudamalloc_oom
+  // makes the core reject without asking the device. It gets the device, the bytes that would have
+  // been requested from it, the bytes reserved, and the device's total bytes.
+  void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
+  void attachOomRejectionObserver(native::OutOfMemoryObserver observer);
+
+  // ../reporting/history.cpp: _record_memory_history(). Frames are gathered for the actions of
+  // `when`.
   bool isHistoryEnabled() override;
   void recordHistory(bool enabled, native::CreateContextFn context_recorder, size_t max_entries,
                      native::RecordContext when, bool clear_history,
@@ -74,41 +91,36 @@ public:
   void popCompileContext() override;
   void setUserMetadata(const std::string &metadata) override;
   std::string getUserMetadata() override;
-  // nccl_registration.h
+  bool supportsUserMetadata();
+  // Of live memory: the first throws where there is none, the second returns null.
+  void annotateMemory(const void *ptr, const std::string &metadata);
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void *ptr);
+  // The tracker is called with each entry, recorded or not: nccl_registration.h.
   void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
 
-  // sharing.h: IPC
-  native::ShareableHandle shareIpcHandle(void *ptr) override;
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
-
-  // pools.h: MemPools and the pools of CUDA graphs
+  // ../memory/pools.cpp: private pools, the memory of CUDA graphs and of torch.cuda.MemPool. Between
+  // begin and end, a pool serves the allocations that its filter claims. `segments`: where its
+  // segments come from; null: from the core.
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  // Destructors of MemPools and graphs call these three. They do nothing in a forked child, where the
+  // pools are the parent's.
   void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
   int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override;
   void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                           std::shared_ptr<native::CUDAAllocator> segments = nullptr) override;
-  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override;
   void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
 
-  // checkpoints.h
+  // ../memory/checkpoints.cpp: torch.compile(mode="reduce-overhead"), whose graphs share one pool,
+  // takes a checkpoint after each recording and restores it before the next.
   bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
                                 const std::unordered_set<void *> &expected) override;
   std::shared_ptr<native::AllocatorState> getCheckpointState(c10::DeviceIndex device,
                                                              c10::MempoolId_t pool) override;
   native::CheckpointDelta setCheckpointPoolState(
       c10::DeviceIndex device, std::shared_ptr<native::AllocatorState> state) override;
-
-  // Without `override`, because they are virtual in the base only from PyTorch 2.12 on or later.
-  // There the observer's type has another name.
-  void markCaptureBegin(c10::DeviceIndex device);
-  void markCaptureEnd(c10::DeviceIndex device);
-  void attachOomRejectionObserver(native::OutOfMemoryObserver observer);
-  c10::DataPtr allocateWithAddress(size_t size, void *address);
-  bool supportsUserMetadata();
-  void annotateMemory(const void *ptr, const std::string &metadata);
-  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void *ptr);
 
 private:
   std::atomic<bool> caching_{true};
