@@ -187,13 +187,6 @@ TEST(a_walk_finds_what_is_not_too_far_back)
 
 /* ---- several tails ---------------------------------------------------------------- */
 
-/* Two streams with a point each join a third, which has recorded nothing since. */
-typedef struct joined {
-  branch_t *of_r, *of_s, *of_t;
-  capture_point_t on_s, on_t;
-  uint64_t capture;
-} joined_t;
-
 /* r's own long past is not walked over again after each join: there would be no visits left for
  * t's. */
 SCENE(what_was_walked_over_before_a_join_is_not_walked_over_again)
@@ -256,10 +249,9 @@ SCENE(from_very_many_tails_nothing_is_learned)
 
 /* s has joined others when its use ends, so that its next node stands for it. The memory serves a
  * later capture. */
-static void use_after_a_join(bool until_free)
+SCENE(a_use_that_is_marked_after_a_join_holds_its_memory_for_this_capture)
 {
   enum { LATER = 3 };
-  begin();
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
   capture_begin();
   sim_capture_group(w.s, 0, r.handle, 7);
@@ -269,10 +261,7 @@ static void use_after_a_join(bool until_free)
   sim_kernel(w.s, 0, s.handle, x, 512, SIM_READ);
   node(t);
   world_wait(&w, s, t);
-  if (until_free)
-    world_record_stream(&w, x, s);
-  else
-    world_use(&w, x, s, 0);
+  world_use(&w, x, s, 0);
   world_free(&w, x);
   world_wait(&w, r, s);
   node(r);
@@ -292,10 +281,4 @@ static void use_after_a_join(bool until_free)
   }
   CHECK(served);
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
-  end();
-}
-
-TEST(a_use_that_is_marked_after_a_join_holds_its_memory_for_this_capture)
-{
-  use_after_a_join(false);
 }

@@ -37,36 +37,6 @@ SCENE(where_a_thread_works_is_remembered_for_one_core)
 
 /* ---- frees -------------------------------------------------------------------- */
 
-/* A body goes on in s; y is of the outer capture, on a branch that t has joined to r. */
-static void *begin_beside_a_body(void)
-{
-  capture_begin();
-  world_wait(&w, t, r);
-  void *y = block(Y, t);
-  world_wait(&w, r, t);
-  sim_capture_body(w.s, 0, r.handle, s.handle);
-  return y;
-}
-
-/* The body reads y and is a node that t does not come after. Next time the driver does
- * not say what is captured. */
-static void read_in_the_body_unasked(const void *y)
-{
-  sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ);
-  sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-}
-
-static void end_without_y_again(void *y)
-{
-  world_free(&w, y);
-  CHECK_EQ(sim_faults(w.s), 1);
-  CHECK(block(Y, t) != y);
-  CHECK(!sim_capture_end(w.s, 0, s.handle));
-  world_wait(&w, r, t);
-  capture_end();
-  end();
-}
-
 /* The driver does not tell in which capture the thread allocates, or marks a use. So the thread is
  * refused, although it may be working in a body; but on a stream that the core knows its mark is
  * held. What it then frees of the outer capture has no point there, whether or not the core knows
@@ -80,13 +50,23 @@ TEST(a_thread_that_nobody_can_place_may_be_inside_a_body)
       void *p;
       if (met)
         world_use(&w, x, s, 0);
-      void *y = begin_beside_a_body();
-      read_in_the_body_unasked(y);
+      capture_begin();
+      world_wait(&w, t, r);
+      void *y = block(Y, t);
+      world_wait(&w, r, t);
+      sim_capture_body(w.s, 0, r.handle, s.handle);
+      sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ); /* a node that t does not come after */
+      sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
       esper_status status = marks ? esper_record_use(w.core, &x, 1, s, 0, NULL)
                                   : esper_malloc(w.core, X * MIB, s, &p);
       CHECK_STATUS(status, marks && met ? ESPER_OK : ESPER_DEVICE_ERROR);
+      world_free(&w, y);
       CHECK_EQ(sim_faults(w.s), 1);
-      end_without_y_again(y);
+      CHECK(block(Y, t) != y);
+      CHECK(!sim_capture_end(w.s, 0, s.handle));
+      world_wait(&w, r, t);
+      capture_end();
+      end();
     }
 }
 

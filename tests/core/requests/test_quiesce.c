@@ -20,13 +20,6 @@ static void close_pool(void)
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
 }
 
-/* Gives `references` back, so that the pool may go. */
-static void release_pool(int references)
-{
-  while (references--)
-    CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-}
-
 static device_t *device(void)
 {
   return &w.core->devices[0];
@@ -40,11 +33,11 @@ static pool_t *pool(void)
   return found;
 }
 
-/* x was used on the reader by work that has not run, and is free. */
-static void *owe_use(size_t mib, esper_stream reader)
+/* x was used on s by work that has not run, and is free. */
+static void *owe_use(void)
 {
-  void *x = block(mib, r);
-  world_read_marked(&w, reader, x, r);
+  void *x = block(X, r);
+  world_read_marked(&w, s, x, r);
   world_free(&w, x);
   return x;
 }
@@ -79,7 +72,7 @@ static uint64_t waits(void)
 SCENE(a_pools_free_memory_owes_nothing_afterwards)
 {
   open_pool();
-  owe_use(X, s);
+  owe_use();
   world_free(&w, block(Y, t)); /* owner order alone */
   void *z = block(16, r);
   world_record_stream(&w, z, s);
@@ -114,7 +107,7 @@ SCENE(what_is_waited_for_in_vain_is_withheld_until_the_next_time)
 {
   open_pool();
   sim_wait_flag(w.s, 0, s.handle, 0);
-  void *x = owe_use(X, s);
+  void *x = owe_use();
   close_pool();
   open_pool();
   CHECK(find(x)->withheld && find(x)->uses);
@@ -258,29 +251,18 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
 
 /* ---- where the host cannot wait for all streams -------------------------------- */
 
-static int no_stream(void *context, void *stream)
-{
-  (void)context, (void)stream;
-  return 0;
-}
-
 /* t reads x, which s frees, and s is ordered after that only when the pool has been begun again.
  * Its memory is for s, and not for r's capture. */
-static void a_late_wait_after_the_pool_was_begun(bool in_vain)
+SCENE(after_a_wait_in_vain_a_capture_gets_nothing_that_others_may_read)
 {
-  begin();
   open_pool();
   void *x = block(X, s), *z = block(Y, r);
   world_read_on(&w, t, x, s);
   world_free(&w, x);
   close_pool();
-  if (in_vain) {
-    sim_wait_flag(w.s, 0, o.handle, 0);
-    world_use(&w, z, o, 0);
-    world_free(&w, z);
-  } else { /* captures are not announced: one may be going on */
-    CHECK_OK(esper_pool_begin(w.core, 0, ID + 1, 0, no_stream, NULL));
-  }
+  sim_wait_flag(w.s, 0, o.handle, 0);
+  world_use(&w, z, o, 0);
+  world_free(&w, z);
   open_pool();
   world_wait(&w, s, t);
   capture_begin();
@@ -292,12 +274,6 @@ static void a_late_wait_after_the_pool_was_begun(bool in_vain)
   sim_graph_destroy(w.s, graph);
   sim_raise_flag_now(w.s, 0);
   sim_run_all(w.s);
-  end();
-}
-
-TEST(after_a_wait_in_vain_a_capture_gets_nothing_that_others_may_read)
-{
-  a_late_wait_after_the_pool_was_begun(true);
 }
 
 static esper_driver freeing;
@@ -367,7 +343,7 @@ static void *leave_memory_of_a_graph(void)
   world_free(&w, x);
   capture_end();
   close_pool();
-  release_pool(1);
+  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   CHECK_EQ(pool()->references, 0);
   return x;
 }
