@@ -82,22 +82,16 @@ TEST(the_block_cache_serves_no_oversize_request_after_a_configuration)
   }
 }
 
-/* What was freed is still read, behind flag 0 of the first device. */
-static void begin_with_a_read_that_waits(world *of)
-{
-  world_begin(of);
-  void *p = world_malloc(of, 4 * MIB, of->stream[0]);
-  sim_wait_flag(of->s, 0, of->stream[1].handle, 0);
-  world_read_on(of, of->stream[1], p, of->stream[0]);
-  world_use(of, p, of->stream[1], 0);
-  world_free(of, p);
-}
-
-/* Such work would never end, if this thread had still to enqueue the rest. */
+/* What was freed is still read, behind a flag: such work would never end, if this thread had still
+ * to enqueue the rest. */
 TEST(destroy_does_not_wait_for_ever_where_nothing_completes)
 {
   world w;
-  begin_with_a_read_that_waits(&w);
+  world_begin(&w);
+  void *p = world_malloc(&w, 4 * MIB, w.stream[0]);
+  sim_wait_flag(w.s, 0, w.stream[1].handle, 0);
+  world_read_marked(&w, w.stream[1], p, w.stream[0]);
+  world_free(&w, p);
   world_note_failures(&w);
   esper_core_destroy(w.core);
   CHECK(sim_calls(w.s, SIM_CALL_event_wait) > 0);

@@ -21,12 +21,6 @@ static const char *tag_of(const void *ptr)
   return NULL;
 }
 
-static void begin_at_once(size_t mib)
-{
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = mib * MIB};
-  begin_on(options, NULL);
-}
-
 SCENE(memory_has_the_threads_tag)
 {
   void *none = get(4, r), *weights = get_as("weights", 4, r), *kv = get_as("kv", 4, r);
@@ -46,7 +40,7 @@ SCENE(free_memory_serves_its_own_tag)
   CHECK(get_as("weights", 4, r) == p);
 }
 
-SCENE_WITH(whole_pages_move_between_tags, begin_at_once(64))
+SCENE_WITH(whole_pages_move_between_tags, begin_with(64, NULL))
 {
   void *p = get_as("weights", 40, r);
   world_free(&w, p);

@@ -75,13 +75,25 @@ static void check_silent(void)
 
 /* ---- frees ----------------------------------------------------------------- */
 
-/* x of MAIN is read by SIDE, properly. */
+/* Memory of MAIN is read by SIDE, properly. */
+static void allocate_and_read(uintptr_t address)
+{
+  allocate(address, MAIN, 1);
+  wait_for(SIDE, MAIN);
+  read_by(address, SIDE, 2);
+}
+
 static void begin_read(void)
 {
   begin();
-  allocate(X, MAIN, 1);
-  wait_for(SIDE, MAIN);
-  read_by(X, SIDE, 2);
+  allocate_and_read(X);
+}
+
+/* ... and freed at line 3, as in a loop. */
+static void read_and_free(uintptr_t address)
+{
+  allocate_and_read(address);
+  audit_freed(a, address, 3);
 }
 
 SCENE_WITH(a_free_without_order_is_found_when_memory_is_touched_that_may_be_the_same, begin_read())
@@ -109,12 +121,10 @@ SCENE_WITH(a_free_without_order_is_found_when_memory_is_touched_that_may_be_the_
 TEST(the_last_free_of_a_loop_is_like_those_before)
 {
   for (int other_line = 0; other_line < 2; other_line++) {
-    begin_read();
-    audit_freed(a, X, 3);
+    begin();
+    read_and_free(X);
     wait_for(MAIN, SIDE);
-    allocate(X, MAIN, 1); /* in time */
-    wait_for(SIDE, MAIN);
-    read_by(X, SIDE, 2);
+    allocate_and_read(X); /* in time */
     audit_freed(a, X, other_line ? 4 : 3);
     if (other_line) {
       audit_judge_rest(a);
@@ -156,10 +166,7 @@ SCENE_WITH(each_of_two_streams_is_named, begin_read())
 SCENE(equal_findings_count)
 {
   for (int i = 0; i < 100; i++) {
-    allocate(X, MAIN, 1);
-    wait_for(SIDE, MAIN);
-    read_by(X, SIDE, 2);
-    audit_freed(a, X, 3);
+    read_and_free(X);
     if (i % 10 == 9)
       audit_judge_rest(a);
   }
@@ -195,33 +202,22 @@ SCENE(a_read_before_the_producer_is_found)
 
 /* ---- causes ------------------------------------------------------------------- */
 
-static void check_cause(size_t finding, size_t cause, int stands_alone)
-{
-  const audit_finding *f = audit_finding_at(a, finding);
-  CHECK_EQ(f->cause, cause);
-  CHECK_EQ(f->stands_alone, stands_alone);
-}
-
 /* MAIN writes x and y, SIDE reads both: a wait before the first read helps both. */
-static void begin_two_reads(void)
+SCENE(what_a_missing_wait_would_have_ordered_has_that_cause)
 {
-  begin();
   allocate(X, MAIN, 1);
   allocate(Y, MAIN, 1);
   write_by(X, MAIN, 2);
   write_by(Y, MAIN, 3);
   read_by(X, SIDE, 4);
-}
-
-SCENE_WITH(what_a_missing_wait_would_have_ordered_has_that_cause, begin_two_reads())
-{
   read_by(Y, SIDE, 5);
   wait_for(THIRD, SIDE); /* so THIRD would come after MAIN */
   read_by(X, THIRD, 6);
   CHECK_EQ(audit_finding_count(a), 3);
-  check_cause(0, 0, 1);
-  check_cause(1, 0, 0);
-  check_cause(2, 0, 0);
+  for (size_t i = 0; i < 3; i++) {
+    CHECK_EQ(audit_finding_at(a, i)->cause, 0);
+    CHECK_EQ(audit_finding_at(a, i)->stands_alone, i == 0);
+  }
 }
 
 /* ---- graphs -------------------------------------------------------------------- */
@@ -238,9 +234,10 @@ static void capture(void)
   audit_capture_ended(a, on(SIDE), 77);
 }
 
-static void replay(int stream, uint32_t site)
+/* On MAIN. */
+static void replay(uint32_t site)
 {
-  audit_replayed(a, 77, on(stream), (audit_place){site, 0, 0});
+  audit_replayed(a, 77, on(MAIN), (audit_place){site, 0, 0});
 }
 
 enum { WHOLE = 1, HALF = 2 };
@@ -258,7 +255,7 @@ static void read_view(uint32_t site, uint64_t born, uint64_t like)
 
 SCENE_WITH(a_replay_reads_its_inputs_and_writes_its_outputs, capture())
 {
-  replay(MAIN, 5);
+  replay(5);
   CHECK_EQ(audit_finding_count(a), 0);
   read_by(Y, SIDE, 6);
   CHECK_EQ(only(AUDIT_READ_EARLY)->earlier.place.site, 5);
@@ -266,7 +263,7 @@ SCENE_WITH(a_replay_reads_its_inputs_and_writes_its_outputs, capture())
   wait_for(THIRD, SIDE);
   read_by(Y, THIRD, 7);
   CHECK_EQ(audit_finding_count(a), 1);
-  replay(MAIN, 8); /* over what THIRD still reads */
+  replay(8); /* over what THIRD still reads */
   CHECK_EQ(audit_finding_count(a), 2);
   CHECK_EQ(audit_finding_at(a, 1)->kind, AUDIT_WRITE_EARLY);
   CHECK_EQ(audit_finding_at(a, 1)->earlier.place.site, 7);
@@ -276,11 +273,11 @@ SCENE_WITH(a_view_of_an_output_lasts_until_one_like_it_is_handed_out_for_a_later
 {
   CHECK_EQ(audit_generation(a, Y), 0);
   audit_handed_out(a, Y, WHOLE); /* before the first replay: it shows the newest */
-  replay(MAIN, 5);
+  replay(5);
   CHECK_EQ(audit_generation(a, Y), 1);
   audit_handed_out(a, Y, WHOLE);
   read_view(6, 1, WHOLE);
-  replay(MAIN, 7);
+  replay(7);
   audit_handed_out(a, Y, WHOLE);
   read_view(8, 2, WHOLE);
   read_view(8, 0, 0); /* a tensor that always shows the newest */
@@ -294,11 +291,11 @@ SCENE_WITH(a_view_of_an_output_lasts_until_one_like_it_is_handed_out_for_a_later
 /* A module makes its outputs once, and hands the same ones out after each replay. */
 SCENE_WITH(a_view_that_is_made_once_shows_the_newest_output, capture())
 {
-  replay(MAIN, 5);
+  replay(5);
   audit_handed_out(a, Y, WHOLE);
   for (int i = 0; i < 3; i++) {
     read_view(6, 1, WHOLE);
-    replay(MAIN, 5);
+    replay(5);
     audit_handed_out(a, Y, HALF); /* another one */
   }
   check_silent();
@@ -307,16 +304,16 @@ SCENE_WITH(a_view_that_is_made_once_shows_the_newest_output, capture())
 SCENE_WITH(a_view_of_another_graphs_output_at_the_same_address_is_not_stale, capture())
 {
   for (int i = 0; i < 3; i++)
-    replay(MAIN, 5);
+    replay(5);
   audit_handed_out(a, Y, WHOLE);
   audit_graph_destroyed(a, 77);
   audit_freed(a, Y, 6);
   audit_capture_began(a, on(SIDE));
   allocate(Y, SIDE, 3);
   audit_capture_ended(a, on(SIDE), 77);
-  replay(MAIN, 5);
+  replay(5);
   audit_handed_out(a, Y, WHOLE);
-  replay(MAIN, 5);
+  replay(5);
   read_view(7, 1, WHOLE);
   check_silent();
 }
@@ -390,15 +387,6 @@ SCENE(without_host_memory_it_says_so)
 
 /* ---- frees at one line ----------------------------------------------------- */
 
-/* x was read by SIDE and is freed at line 3, as in a loop. */
-static void read_and_free(uintptr_t address)
-{
-  allocate(address, MAIN, 1);
-  wait_for(SIDE, MAIN);
-  read_by(address, SIDE, 2);
-  audit_freed(a, address, 3);
-}
-
 /* Memory that was allocated between two frees may be that of the first. */
 SCENE(a_later_free_at_the_line_does_not_hide_an_earlier_one)
 {
@@ -432,9 +420,7 @@ SCENE(the_latest_use_counts_whichever_was_freed_last)
 SCENE(the_last_free_is_the_one_that_is_asked_about)
 {
   CHECK(!audit_last_free(a));
-  allocate(X, MAIN, 1);
-  wait_for(SIDE, MAIN);
-  read_by(X, SIDE, 2);
+  allocate_and_read(X);
   allocate(Y, MAIN, 3);
   audit_freed(a, X, 4);
   CHECK(audit_last_free(a));

@@ -5,28 +5,20 @@
 
 enum { PAGE = 4 };
 
-static device_t *device;
-static uintptr_t range;
-
-static void begin_with_range(void)
+/* Nothing that it says can be relied on (test_failure.c has what a failure is). */
+SCENE(a_failed_device_is_asked_nothing)
 {
-  begin();
+  uint64_t page, none;
+  uintptr_t range;
   get(2, r); /* sets the device up */
-  device = &w.core->devices[0];
+  device_t *device = &w.core->devices[0];
   const esper_driver *driver = sim_driver(w.s);
   CHECK_OK(driver->range_reserve(driver->self, 0, PAGE * MIB, &range));
-}
-
-/* Nothing that it says can be relied on (test_failure.c has what a failure is). */
-SCENE_WITH(a_failed_device_is_asked_nothing, begin_with_range())
-{
-  uint64_t page;
   CHECK_OK(driver_page_add(device, range, PAGE * MIB, &page));
   sim_fail_call(w.s, SIM_CALL_page_unmap, 1, ESPER_DEVICE_ERROR);
   driver_page_unmap(device, range, PAGE * MIB);
   CHECK(world_has_failed(&w, 0));
   uint64_t before = calls(SIM_CALL_any);
-  uint64_t none;
   driver_page_unmap(device, range, PAGE * MIB);
   driver_page_release(device, page);
   driver_range_free(device, range, PAGE * MIB);

@@ -61,11 +61,6 @@ SCENE_WITH(what_is_pending_is_waited_for_when_memory_cannot_grow, begin_with(102
   CHECK_EQ(world_stats(&w, 0).num_alloc_retries, 0);
 }
 
-static uint64_t pending_bytes(void)
-{
-  return world_counters(&w, 0).bytes_pending;
-}
-
 /* A layer frees one tensor of 64 MiB, and then four of 2 MiB. */
 SCENE_WITH(a_large_block_behind_smaller_ones_is_not_waited_for, begin_holding())
 {
@@ -73,7 +68,7 @@ SCENE_WITH(a_large_block_behind_smaller_ones_is_not_waited_for, begin_holding())
     void *tensor[5];
     for (int j = 0; j < 5; j++)
       tensor[j] = block(j ? 2 * MIB : 64 * MIB, r);
-    CHECK(!i || pending_bytes() >= 72 * MIB);
+    CHECK(!i || world_counters(&w, 0).bytes_pending >= 72 * MIB);
     for (int j = 0; j < 5; j++) {
       world_read_marked(&w, s, tensor[j], r);
       world_free(&w, tensor[j]);
@@ -113,14 +108,6 @@ SCENE_WITH(the_allowance_is_not_raised_beyond_what_is_left, begin_with(100 * MIB
 }
 
 /* ---- when nobody waits ---------------------------------------------------------- */
-
-/* s waits for a flag that r raises later. */
-static void spin(void)
-{
-  sim_wait_flag(w.s, 0, s.handle, 0);
-  for (int i = 0; i < 3; i++)
-    pending(12 * MIB);
-}
 
 /* Another thread keeps freeing into the heap while this one waits. */
 SIM_HOOK(free_more)
@@ -170,7 +157,9 @@ SCENE_WITH(a_new_allowance_is_not_raised_yet, begin_holding())
 
 SCENE_WITH(nobody_waits_inside_a_capture, begin_holding())
 {
-  spin();
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
   sim_capture_begin(w.s, 0, r.handle);
   void *p = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, p);

@@ -217,11 +217,6 @@ SCENE_WITH(a_handle_of_another_device_and_of_a_captured_stream,
 
 /* ---- what graphs read ------------------------------------------------------- */
 
-static void begin_configured(const esper_config *config)
-{
-  begin_on((sim_options){WHEN_TOLD}, config);
-}
-
 static void note_warning(void *context, const char *text)
 {
   CHECK(strstr(text, "a CUDA graph reads"));
@@ -232,7 +227,7 @@ TEST(marks_of_memory_from_outside_are_counted_and_held)
 {
   int warnings = 0;
   esper_config config = {.warn = note_warning, .warn_context = &warnings};
-  begin_configured(&config);
+  begin_on((sim_options){WHEN_TOLD}, &config);
   void *x = world_malloc(&w, 12 * MIB, s);
   world_kernel(&w, s, x);
   sim_run_all(w.s);

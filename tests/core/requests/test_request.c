@@ -156,14 +156,10 @@ SCENE_WITH(a_failure_is_told_to_the_thread_that_had_it, begin_with(64 * MIB, ESP
 
 /* ---- growth that is rejected ------------------------------------------------------ */
 
-static void begin_of_1000_mib(const esper_config *config, int pages)
-{
-  begin_on((sim_options){WHEN_TOLD, .virtual_memory = pages, .capacity = 1000 * MIB}, config);
-}
-
 /* What pages that move cannot give. */
 SCENE_WITH(growth_by_pages_can_be_rejected,
-           begin_of_1000_mib(&(esper_config){.rejection_share = 0.3}, 1))
+           begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1, .capacity = 1000 * MIB},
+                    &(esper_config){.rejection_share = 0.3}))
 {
   block(100 * MIB, r);
   void *b = block(150 * MIB, r), *refused;

@@ -179,9 +179,8 @@ SCENE(what_is_freed_asleep_is_not_active)
 /* 20 MiB on each of two devices. */
 static void begin_with_two(void)
 {
-  sim_options options = {WHEN_TOLD, .virtual_memory = 1, .devices = 2, .capacity = 256 * MIB};
-  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
-  begin_on(options, &config);
+  begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1, .devices = 2, .capacity = 256 * MIB},
+           &(esper_config){.segments = ESPER_SEGMENTS_MAPPED});
   used_as("t", 20 * MIB, r);
   used_as("t", 20 * MIB, world_stream(&w, 1));
 }
@@ -257,15 +256,6 @@ SCENE(what_is_freed_while_a_sleep_fails_owes_its_owners_work)
 
 /* The block has a page that stayed and others that went. Its owner works on that page and frees
  * it. */
-static void use_what_stayed(char *block)
-{
-  sim_kernel(w.s, 0, r.handle, block, 8 * MIB, SIM_READ | SIM_WRITE);
-  world_free(&w, block);
-  wake("kv");
-  CHECK(get_as("kv", 8 * MIB, s) != block);
-  world_check(&w);
-}
-
 SCENE(what_stayed_because_it_is_shared_owes_its_owners_work)
 {
   world_free(&w, get_as("kv", 20 * MIB, r));
@@ -278,16 +268,15 @@ SCENE(what_stayed_because_it_is_shared_owes_its_owners_work)
   esper_sleep_result result;
   CHECK_OK(try_sleep("kv", ESPER_KEEP_HOST, &result));
   CHECK(result.stays[ESPER_STAYS_SHARED] > 0 && result.kept > 0);
-  use_what_stayed(block);
+  sim_kernel(w.s, 0, r.handle, block, 8 * MIB, SIM_READ | SIM_WRITE);
+  world_free(&w, block);
+  wake("kv");
+  CHECK(get_as("kv", 8 * MIB, s) != block);
+  world_check(&w);
 }
 
-static void begin_with_peers(void)
-{
-  sim_options options = {WHEN_TOLD, .virtual_memory = 1, .devices = 2, .capacity = 512 * MIB};
-  begin_on(options, NULL);
-}
-
-SCENE_WITH(beside_a_peer_that_cannot_be_asked_nothing_sleeps, begin_with_peers())
+SCENE_WITH(beside_a_peer_that_cannot_be_asked_nothing_sleeps,
+           begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1, .devices = 2}, NULL))
 {
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   used_as("t", 20 * MIB, r);

@@ -166,26 +166,6 @@ TEST(another_thread_shares_memory_while_it_wakes)
 static int looked;
 static bool looking; /* calls within calls */
 
-static void begin_copying(void)
-{
-  sim_options options = {WHEN_TOLD, .devices = 3, .virtual_memory = 1, .capacity = 1024 * MIB};
-  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
-  begin_on(options, &config);
-  looked = 0;
-  CHECK_OK(esper_tag_push("cold"));
-  for (int i = 0; i < 8; i++)
-    world_kernel(&w, r, world_malloc(&w, 40 * MIB, r));
-  CHECK_OK(esper_tag_pop());
-}
-
-static void end_copying(sim_call call)
-{
-  sim_after_call(w.s, call, NULL, NULL);
-  CHECK(looked > 1);
-  world_check(&w);
-  world_end(&w);
-}
-
 /* What needs all pages to stay, and then what changes them, which waits behind it. */
 static void live_on(void *context)
 {
@@ -210,12 +190,17 @@ SIM_HOOK(look)
   looking = false;
 }
 
-TEST(nobody_else_waits_while_memory_is_copied_back)
+SCENE_WITH(nobody_else_waits_while_memory_is_copied_back,
+           begin_on((sim_options){WHEN_TOLD, .devices = 3, .virtual_memory = 1}, NULL))
 {
   const char *cold = "cold";
-  begin_copying();
+  looked = 0;
+  CHECK_OK(esper_tag_push(cold));
+  for (int i = 0; i < 8; i++)
+    world_kernel(&w, r, world_malloc(&w, 40 * MIB, r));
+  CHECK_OK(esper_tag_pop());
   CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
   sim_after_call(w.s, SIM_CALL_copy_to_device, look, NULL);
   CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
-  end_copying(SIM_CALL_copy_to_device);
+  CHECK(looked > 1);
 }

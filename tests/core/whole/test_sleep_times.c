@@ -31,10 +31,9 @@ static share measure(void)
   return (share){copy_us / (times[1] - times[0]), copy_us / (times[2] - times[1])};
 }
 
-static void begin(size_t page_mib)
+static void begin(void)
 {
-  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED, .large_segment_size = page_mib * MIB};
-  timed_begin(CAPACITY, &config);
+  timed_begin(CAPACITY, &(esper_config){.segments = ESPER_SEGMENTS_MAPPED});
 }
 
 static const size_t WEIGHTS[] = {64 * MIB, 1 * MIB, 38 * MIB, 4 * MIB, 12 * MIB, 27 * MIB};
@@ -42,7 +41,7 @@ static const size_t SMALL[] = {1000000};
 
 TEST(weights_take_little_more_than_their_copies)
 {
-  begin(0);
+  begin();
   fill(4096, WEIGHTS, 6);
   for (int cycle = 0; cycle < 2; cycle++) {
     share found = measure();
@@ -54,7 +53,7 @@ TEST(weights_take_little_more_than_their_copies)
 /* Small blocks lie on pages of 2 MiB, which take longer to map than to fill. */
 TEST(small_pages_are_mapped_while_large_ones_are_filled)
 {
-  begin(0);
+  begin();
   fill(1024, SMALL, 1);
   fill(2048, WEIGHTS, 6);
   share found = measure();

@@ -16,32 +16,14 @@ static world w;
  * the threads that allocate on it. */
 static const esper_stream legacy;
 
-static sim_options on_pages(size_t capacity)
-{
-  return (sim_options){.virtual_memory = 1, .capacity = capacity};
-}
-
 /* ---- two at a time ----------------------------------------------------------- */
 
 static atomic_bool over;
 
-static pthread_t start(void *work(void *), void *argument)
-{
-  pthread_t thread;
-  atomic_store(&over, false);
-  CHECK(!pthread_create(&thread, NULL, work, argument));
-  return thread;
-}
-
-static bool goes_on(void)
-{
-  return !atomic_load_explicit(&over, memory_order_relaxed);
-}
-
 static void *refer_to_pool(void *unused)
 {
   (void)unused;
-  while (goes_on()) {
+  while (!atomic_load_explicit(&over, memory_order_relaxed)) {
     esper_pool *pool;
     CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
     CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
@@ -51,12 +33,12 @@ static void *refer_to_pool(void *unused)
 
 TEST(a_pool_grows_while_somebody_refers_to_it)
 {
-  sim_options options = on_pages((size_t)1 << 40);
-  esper_config as_it_comes = {0};
-  world_begin_with(&w, &options, &as_it_comes);
+  sim_options options = {.virtual_memory = 1, .capacity = (size_t)1 << 40};
+  world_begin_with(&w, &options, &(esper_config){0});
   esper_pool *pool;
+  pthread_t thread;
   CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
-  pthread_t thread = start(refer_to_pool, NULL);
+  CHECK(!pthread_create(&thread, NULL, refer_to_pool, NULL));
   for (int i = 0; i < 2000; i++) {
     void *p;
     CHECK_OK(esper_malloc_from(w.core, pool, 2 * MIB, w.stream[0], &p));
@@ -307,8 +289,7 @@ TEST(everything_happens_beside_everything)
                          .capacity = 600 * MIB,
                          .completion = SIM_SEEDED,
                          .seed = 5};
-  esper_config config = {0};
-  world_begin_with(&w, &options, &config);
+  world_begin_with(&w, &options, &(esper_config){0});
   sim_on_failure(w.s, not_so_strict, NULL);
   core_set_pages_moved(w.core, 256);
   for (uint64_t i = 0; i < SHARED_POOLS; i++)
