@@ -43,6 +43,15 @@ void check_on_another_thread(void (*run)(void *context), void *context);
  * -1: never. */
 void check_limit_malloc(long calls);
 
+/* The value of the expression where host memory runs out after `calls` more of them. */
+#define WITH_MALLOCS(calls, expression)            \
+  ({                                               \
+    check_limit_malloc(calls);                     \
+    __typeof__(expression) check_v = (expression); \
+    check_limit_malloc(-1);                        \
+    check_v;                                       \
+  })
+
 #define TEST(name)                                               \
   static void name(void);                                        \
   __attribute__((constructor)) static void register_##name(void) \

@@ -41,17 +41,13 @@ SCENE(without_host_memory_no_checkpoint_is_taken)
   get_front();
   esper_checkpoint *none;
   for (long calls = 0; calls < 3; calls++) { /* the checkpoint, its chains, its parts */
-    check_limit_malloc(calls);
-    esper_status status = esper_checkpoint_take(w.core, 0, ID, 0, &none);
-    check_limit_malloc(-1);
-    CHECK_EQ(status, ESPER_HOST_MEMORY);
+    CHECK_STATUS(WITH_MALLOCS(calls, esper_checkpoint_take(w.core, 0, ID, 0, &none)),
+                 ESPER_HOST_MEMORY);
     CHECK(!none);
   }
   int same;
-  check_limit_malloc(0);
-  esper_status status = esper_pool_live_are(w.core, 0, ID, 0, NULL, 0, &same);
-  check_limit_malloc(-1);
-  CHECK_EQ(status, ESPER_HOST_MEMORY);
+  CHECK_STATUS(WITH_MALLOCS(0, esper_pool_live_are(w.core, 0, ID, 0, NULL, 0, &same)),
+               ESPER_HOST_MEMORY);
   esper_checkpoint_free(take());
 }
 

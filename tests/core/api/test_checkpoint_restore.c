@@ -96,14 +96,10 @@ SCENE(without_host_memory_nothing_changes)
     world_free(&w, p[i]);
   void *whole = get(20 * MIB, r);
   esper_checkpoint_delta delta;
-  int done = 0;
-  for (long calls = 0; !done; calls++) {
+  for (long calls = 0;; calls++) {
     CHECK(calls < 100);
-    check_limit_malloc(calls);
-    esper_status status = esper_checkpoint_restore(w.core, checkpoint, &delta);
-    check_limit_malloc(-1);
-    done = status == ESPER_OK;
-    if (done)
+    esper_status status = WITH_MALLOCS(calls, esper_checkpoint_restore(w.core, checkpoint, &delta));
+    if (status == ESPER_OK)
       break;
     CHECK_EQ(status, ESPER_HOST_MEMORY);
     CHECK(!delta.freed);

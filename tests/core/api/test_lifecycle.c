@@ -20,9 +20,7 @@ TEST(without_host_memory_no_core_is_made)
   long calls = 0;
   for (esper_status status = ESPER_HOST_MEMORY; status != ESPER_OK; calls++) {
     CHECK(calls < 100);
-    check_limit_malloc(calls);
-    status = esper_core_create(sim_driver(s), NULL, &core);
-    check_limit_malloc(-1);
+    status = WITH_MALLOCS(calls, esper_core_create(sim_driver(s), NULL, &core));
     CHECK(status == ESPER_OK ? core != NULL : status == ESPER_HOST_MEMORY && !core);
   }
   CHECK(calls > 3);

@@ -165,12 +165,8 @@ SCENE(without_host_memory_no_pool_is_made_or_begun)
 {
   world_malloc(&w, 512, r); /* the device starts */
   esper_pool *pool;
-  check_limit_malloc(0);
-  esper_status made = esper_pool_create(w.core, 0, ID, 0, &pool);
-  esper_status begun = esper_pool_begin(w.core, 0, ID, 0, all, NULL);
-  check_limit_malloc(-1);
-  CHECK_EQ(made, ESPER_HOST_MEMORY);
-  CHECK_EQ(begun, ESPER_HOST_MEMORY);
+  CHECK_STATUS(WITH_MALLOCS(0, esper_pool_create(w.core, 0, ID, 0, &pool)), ESPER_HOST_MEMORY);
+  CHECK_STATUS(WITH_MALLOCS(0, esper_pool_begin(w.core, 0, ID, 0, all, NULL)), ESPER_HOST_MEMORY);
   CHECK(!pool);
   CHECK_EQ(references(ID), 0);
   CHECK_STATUS(esper_pool_end(w.core, 0, ID, 0, NULL), ESPER_INVALID);
@@ -187,10 +183,7 @@ SCENE(figures_of_pools_are_of_devices_only)
   CHECK(!pools && !count);
   CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
   get(pool, 512, r);
-  check_limit_malloc(0);
-  esper_status status = esper_get_pool_stats(w.core, 0, &pools, &count);
-  check_limit_malloc(-1);
-  CHECK_EQ(status, ESPER_HOST_MEMORY);
+  CHECK_STATUS(WITH_MALLOCS(0, esper_get_pool_stats(w.core, 0, &pools, &count)), ESPER_HOST_MEMORY);
   CHECK(!pools && !count);
 }
 

@@ -173,10 +173,8 @@ TEST(without_host_memory_there_is_no_snapshot)
   world_malloc(&w, 512, r);
   world_malloc(&w, 512, world_stream(&w, 1));
   for (long calls = 0; calls < 6; calls++) { /* three arrays for each device */
-    check_limit_malloc(calls);
-    esper_status status = esper_snapshot_take(w.core, -1, &snapshot);
-    check_limit_malloc(-1);
-    CHECK_EQ(status, ESPER_HOST_MEMORY);
+    CHECK_STATUS(WITH_MALLOCS(calls, esper_snapshot_take(w.core, -1, &snapshot)),
+                 ESPER_HOST_MEMORY);
     CHECK(!snapshot.segments && !snapshot.blocks && !snapshot.uses);
     CHECK_EQ(snapshot.segment_count + snapshot.block_count + snapshot.use_count, 0);
   }

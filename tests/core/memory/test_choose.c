@@ -76,11 +76,8 @@ SCENE(a_list_of_pages_needs_host_memory)
   choice_t choice = {
       .device = device, .tags = tags, .keeps = true, .list = sleeper_of, .result = &result};
   lock(&device->sleep_lock);
-  check_limit_malloc(0);
-  CHECK_STATUS(choose_pages(&choice), ESPER_HOST_MEMORY);
-  check_limit_malloc(1); /* the list of pages, not that of parcels */
-  CHECK_STATUS(choose_pages(&choice), ESPER_HOST_MEMORY);
-  check_limit_malloc(-1);
+  for (long calls = 0; calls < 2; calls++) /* the list of pages, that of parcels */
+    CHECK_STATUS(WITH_MALLOCS(calls, choose_pages(&choice)), ESPER_HOST_MEMORY);
   unlock(&device->sleep_lock);
   world_check(&w);
   sleep_all_of("weights");

@@ -57,10 +57,7 @@ TEST(without_host_memory_there_is_no_table)
 {
   device = (device_t){.granule = G};
   segment_t none = {.device = &device, .size = GRANULES * G};
-  check_limit_malloc(0);
-  bool made = pages_create(&none);
-  check_limit_malloc(-1);
-  CHECK(!made && !none.pages);
+  CHECK(!WITH_MALLOCS(0, pages_create(&none)) && !none.pages);
 }
 
 /* ---- pages in a block ------------------------------------------------------------ */

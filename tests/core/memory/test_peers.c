@@ -91,10 +91,7 @@ TEST(a_peer_that_is_refused_is_none)
 SCENE(a_peer_for_which_there_is_no_host_memory_is_none)
 {
   void *p = get(30);
-  check_limit_malloc(0);
-  esper_status status = esper_add_peer(w.core, 0, 1);
-  check_limit_malloc(-1);
-  CHECK_STATUS(status, ESPER_HOST_MEMORY);
+  CHECK_STATUS(WITH_MALLOCS(0, esper_add_peer(w.core, 0, 1)), ESPER_HOST_MEMORY);
   CHECK(!may(p, 1));
 }
 

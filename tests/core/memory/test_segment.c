@@ -32,9 +32,7 @@ SCENE(without_host_memory_the_driver_is_not_asked)
   void *p = NULL;
   for (long calls = 0; !driver_was_asked; calls++) {
     CHECK(calls < 100);
-    check_limit_malloc(calls);
-    esper_status status = esper_malloc(w.core, 12 * MIB, r, &p);
-    check_limit_malloc(-1);
+    esper_status status = WITH_MALLOCS(calls, esper_malloc(w.core, 12 * MIB, r, &p));
     CHECK_EQ(status, driver_was_asked ? ESPER_OK : ESPER_HOST_MEMORY);
     CHECK_EQ(reserved(), driver_was_asked ? 12 * MIB : 0);
     world_check(&w);

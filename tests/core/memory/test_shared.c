@@ -141,18 +141,14 @@ SCENE(there_may_be_no_host_memory)
   size_t count;
   sim_alive before = alive();
   for (long calls = 0; calls < 3; calls++) { /* the list, and the page after the last one */
-    check_limit_malloc(calls);
-    esper_status status = esper_share(w.core, p, &address, &pages, &count);
-    check_limit_malloc(-1);
+    esper_status status = WITH_MALLOCS(calls, esper_share(w.core, p, &address, &pages, &count));
     CHECK_STATUS(status, ESPER_HOST_MEMORY);
   }
   CHECK_EQ(before.mappings, alive().mappings);
   sent x = share(p);
   before = alive();
-  check_limit_malloc(0);
-  esper_status status = esper_open_shared(there, 0, x.pages, x.count, &x.base);
-  check_limit_malloc(-1);
-  CHECK_STATUS(status, ESPER_HOST_MEMORY);
+  CHECK_STATUS(WITH_MALLOCS(0, esper_open_shared(there, 0, x.pages, x.count, &x.base)),
+               ESPER_HOST_MEMORY);
   sim_alive after = alive();
   CHECK(!x.base && !memcmp(&before, &after, sizeof before));
   free(x.pages);

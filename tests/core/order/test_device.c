@@ -30,11 +30,9 @@ TEST(a_device_that_could_not_be_set_up_is_tried_again)
 SCENE(without_host_memory_a_device_is_not_set_up)
 {
   device_t *device;
-  for (long calls_left = 0;; calls_left++) {
-    CHECK(calls_left < 20);
-    check_limit_malloc(calls_left);
-    esper_status status = core_device(w.core, 0, &device);
-    check_limit_malloc(-1);
+  for (long mallocs = 0;; mallocs++) {
+    CHECK(mallocs < 20);
+    esper_status status = WITH_MALLOCS(mallocs, core_device(w.core, 0, &device));
     if (status == ESPER_OK)
       break;
     CHECK_STATUS(status, ESPER_HOST_MEMORY);

@@ -20,10 +20,7 @@ SCENE(an_event_that_the_driver_refuses_is_none)
 /* An event that could not be given back without host memory is not made. */
 SCENE(without_host_memory_the_driver_makes_no_event)
 {
-  check_limit_malloc(0);
-  void *event = event_take(device);
-  check_limit_malloc(-1);
-  CHECK(!event);
+  CHECK(!WITH_MALLOCS(0, event_take(device)));
   CHECK(strstr(esper_last_error(), "no host memory for an event"));
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_create), 0);
   CHECK_EQ(device->events_alive, 0);

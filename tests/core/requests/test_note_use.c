@@ -177,12 +177,9 @@ SCENE(a_note_without_host_memory_is_an_error)
   for (size_t i = 1; i < many; i++)
     note(world_malloc(&w, 512, r), s);
   void *y = world_malloc(&w, 512, r);
-  check_limit_malloc(0);
-  esper_status status = esper_note_use(w.core, (const void *[]){own, y, own}, 3, s);
-  esper_status all = esper_note_unseen_uses(w.core);
-  check_limit_malloc(-1);
-  CHECK_STATUS(status, ESPER_HOST_MEMORY);
-  CHECK_STATUS(all, ESPER_HOST_MEMORY);
+  const void *noted[] = {own, y, own};
+  CHECK_STATUS(WITH_MALLOCS(0, esper_note_use(w.core, noted, 3, s)), ESPER_HOST_MEMORY);
+  CHECK_STATUS(WITH_MALLOCS(0, esper_note_unseen_uses(w.core)), ESPER_HOST_MEMORY);
   note(y, s); /* the failed one left no trace */
   CHECK_EQ(uses(), many + 1);
 }

@@ -116,13 +116,11 @@ SCENE_WITH(a_mark_without_host_memory_is_an_error, begin(64))
   for (size_t i = 1; i <= many; i++)
     p[i] = world_malloc(&w, 512, w.stream[0]);
   CHECK_OK(esper_record_use(w.core, p + 1, many - 1, w.stream[1], 0, NULL));
-  check_limit_malloc(0);
   sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
-  esper_status status = esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL);
-  esper_status at_free = esper_record_stream(w.core, p[many], w.stream[1]);
-  check_limit_malloc(-1);
-  CHECK_STATUS(status, ESPER_HOST_MEMORY);
-  CHECK_STATUS(at_free, ESPER_HOST_MEMORY);
+  CHECK_STATUS(WITH_MALLOCS(0, esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL)),
+               ESPER_HOST_MEMORY);
+  CHECK_STATUS(WITH_MALLOCS(0, esper_record_stream(w.core, p[many], w.stream[1])),
+               ESPER_HOST_MEMORY);
   CHECK_OK(esper_record_use(w.core, p + many, 1, w.stream[1], 0, NULL));
   CHECK_EQ(world_counters(&w, 0).uses_pending, many + 1);
 }

@@ -202,9 +202,7 @@ SCENE_WITH(of_several_devices_none_loses_contents_for_an_error, begin_with_two()
   int failures = 0;
   for (; status != ESPER_OK; failures++) {
     uint64_t unmapped = calls(SIM_CALL_page_unmap);
-    check_limit_malloc(failures);
-    status = try_sleep("t", ESPER_KEEP_NOTHING, NULL);
-    check_limit_malloc(-1);
+    status = WITH_MALLOCS(failures, try_sleep("t", ESPER_KEEP_NOTHING, NULL));
     if (status == ESPER_OK)
       break;
     CHECK_EQ(calls(SIM_CALL_page_unmap), unmapped);
