@@ -27,6 +27,15 @@ static inline void end(void)
   world_end(&w);
 }
 
+/* Of a malloc that may be refused. */
+static inline esper_status try_malloc(size_t size, esper_stream stream)
+{
+  void *p = &w;
+  esper_status status = esper_malloc(w.core, size, stream, &p);
+  CHECK(!p == (status != ESPER_OK));
+  return status;
+}
+
 static inline void check_stat(esper_stat stat, size_t current, size_t peak, size_t allocated,
                               size_t freed)
 {
@@ -34,6 +43,11 @@ static inline void check_stat(esper_stat stat, size_t current, size_t peak, size
   CHECK_EQ(stat.peak, peak);
   CHECK_EQ(stat.allocated, allocated);
   CHECK_EQ(stat.freed, freed);
+}
+
+static inline sim_alive alive(void)
+{
+  return world_alive(&w, 0);
 }
 
 static inline uint64_t calls(sim_call call)

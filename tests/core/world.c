@@ -74,8 +74,7 @@ void world_end(world *w)
   int devices;
   CHECK_OK(driver->device_count(driver->self, &devices));
   for (int d = 0; d < devices && !failed; d++) {
-    sim_alive alive;
-    sim_count_alive(w->s, d, &alive);
+    sim_alive alive = world_alive(w, d);
     CHECK_EQ(alive.allocations, 0);
     CHECK_EQ(alive.events, 0);
     CHECK_EQ(alive.streams, 0);
@@ -111,6 +110,14 @@ void *world_malloc(world *w, size_t size, esper_stream stream)
   void *ptr;
   CHECK_OK(esper_malloc(w->core, size, stream, &ptr));
   CHECK(ptr);
+  sim_owner_begin(w->s, ptr, world_size(w, ptr), stream.device, stream.handle);
+  return ptr;
+}
+
+void *world_malloc_from(world *w, esper_pool *pool, size_t size, esper_stream stream)
+{
+  void *ptr;
+  CHECK_OK(esper_malloc_from(w->core, pool, size, stream, &ptr));
   sim_owner_begin(w->s, ptr, world_size(w, ptr), stream.device, stream.handle);
   return ptr;
 }
@@ -155,6 +162,13 @@ void world_record_stream(world *w, const void *ptr, esper_stream stream)
   CHECK_OK(esper_record_stream(w->core, ptr, stream));
 }
 
+esper_pool *world_pool(world *w, int device, uint64_t id, uint64_t second_id)
+{
+  esper_pool *pool;
+  CHECK_OK(esper_pool_create(w->core, device, id, second_id, &pool));
+  return pool;
+}
+
 int world_any_stream(void *context, void *stream)
 {
   (void)context, (void)stream;
@@ -179,6 +193,13 @@ size_t world_size(world *w, const void *ptr)
   esper_block_info info;
   CHECK_OK(esper_find_block(w->core, ptr, &info));
   return info.size;
+}
+
+sim_alive world_alive(world *w, int device)
+{
+  sim_alive alive;
+  sim_count_alive(w->s, device, &alive);
+  return alive;
 }
 
 void world_note_all(world *w)
@@ -250,10 +271,8 @@ static void check_device(world *w, int device)
   CHECK(stats.active_bytes[ESPER_ALL].current >= (int64_t)live);
   CHECK(stats.active_bytes[ESPER_ALL].peak >= stats.active_bytes[ESPER_ALL].current);
   esper_snapshot_free(&snapshot);
-  sim_alive alive;
-  sim_count_alive(w->s, device, &alive);
   if (!world_has_failed(w, device)) /* else the driver did not take back what it was offered */
-    CHECK_EQ(alive.bytes, reserved);
+    CHECK_EQ(world_alive(w, device).bytes, reserved);
 }
 
 void world_check(world *w)

@@ -40,6 +40,7 @@ esper_stream world_mortal(world *w, int device);
 void world_destroy_stream(world *w, esper_stream stream);
 
 void *world_malloc(world *w, size_t size, esper_stream stream);
+void *world_malloc_from(world *w, esper_pool *pool, size_t size, esper_stream stream);
 void world_free(world *w, void *ptr);
 /* Launches a kernel that reads and writes a whole block. */
 void world_kernel(world *w, esper_stream stream, const void *ptr);
@@ -49,6 +50,7 @@ void world_read_on(world *w, esper_stream reader, const void *ptr, esper_stream 
 void world_read_marked(world *w, esper_stream reader, const void *ptr, esper_stream owner);
 void world_use(world *w, const void *ptr, esper_stream stream, unsigned flags);
 void world_record_stream(world *w, const void *ptr, esper_stream stream);
+esper_pool *world_pool(world *w, int device, uint64_t id, uint64_t second_id);
 /* Filters of a pool: every stream; of a world, one that is being captured. */
 int world_any_stream(void *context, void *stream);
 int world_is_captured(void *w, void *stream);
@@ -62,6 +64,7 @@ void world_run(world *w, esper_stream stream);
 void world_note_all(world *w);
 
 size_t world_size(world *w, const void *ptr);
+sim_alive world_alive(world *w, int device);
 esper_stats world_stats(world *w, int device);
 esper_counters world_counters(world *w, int device);
 /* Whether the driver of the device has refused to take memory back (memory/failure.h). */

@@ -16,7 +16,7 @@ static inline void begin_with(const sim_options *options)
 {
   world_begin_with(&w, options, NULL);
   name_streams();
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  pool = world_pool(&w, 0, ID, 0);
 }
 
 static inline void begin(void)
@@ -27,10 +27,7 @@ static inline void begin(void)
 
 static inline void *get(size_t size, esper_stream stream)
 {
-  void *p;
-  CHECK_OK(esper_malloc_from(w.core, pool, size, stream, &p));
-  sim_owner_begin(w.s, p, world_size(&w, p), stream.device, stream.handle);
-  return p;
+  return world_malloc_from(&w, pool, size, stream);
 }
 
 /* A segment of 20 MiB whose first 6 MiB are live and the rest free. */

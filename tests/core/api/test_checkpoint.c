@@ -128,13 +128,10 @@ TEST(addresses_that_never_had_memory_are_no_part_of_a_checkpoint)
   void *p;
   sim_fail_call(w.s, SIM_CALL_page_create, 1, ESPER_DEVICE_ERROR);
   CHECK_STATUS(esper_malloc_from(w.core, pool, 30 * MIB, r, &p), ESPER_DEVICE_ERROR);
-  sim_alive alive;
-  sim_count_alive(w.s, 0, &alive);
-  CHECK_EQ(alive.ranges, 1);
+  CHECK_EQ(alive().ranges, 1);
   esper_checkpoint *checkpoint = take();
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  sim_count_alive(w.s, 0, &alive);
-  CHECK_EQ(alive.ranges, 0);
+  CHECK_EQ(alive().ranges, 0);
   void *young = get(2 * MIB, r);
   esper_checkpoint_delta delta = restore(checkpoint, r);
   CHECK_EQ(delta.freed_count, 1);

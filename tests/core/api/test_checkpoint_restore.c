@@ -77,7 +77,7 @@ SCENE(memory_that_is_gone_is_named)
   world_free(&w, a);
   CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  pool = world_pool(&w, 0, ID, 0);
   void *b = get(12 * MIB, r);
   esper_checkpoint_delta delta;
   CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_INVALID);
@@ -188,15 +188,9 @@ TEST(random_programs_on_pages_come_back)
   random_programs(true);
 }
 
-static void begin_on_pages(void)
+SCENE_WITH(memory_that_sleeps_is_not_restored,
+           begin_with(&(sim_options){.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1}))
 {
-  begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 256 * MIB},
-           &(esper_config){.segments = ESPER_SEGMENTS_MAPPED});
-}
-
-SCENE_WITH(memory_that_sleeps_is_not_restored, begin_on_pages())
-{
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
   void *a = get(6 * MIB, r);
   esper_checkpoint *checkpoint = take();
   esper_checkpoint_delta delta;

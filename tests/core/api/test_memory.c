@@ -61,8 +61,7 @@ SCENE(addresses_outside_live_blocks_are_refused)
 
 SCENE(no_bytes_are_no_memory)
 {
-  esper_pool *pool;
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  esper_pool *pool = world_pool(&w, 0, 7, 0);
   for (int warm = 0; warm < 2; warm++) {
     void *p = &w, *q = &w;
     CHECK_OK(esper_malloc(w.core, 0, r, &p));

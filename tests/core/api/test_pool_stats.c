@@ -14,16 +14,12 @@ static void begin(bool mapped)
 
 static esper_pool *make(uint64_t id)
 {
-  esper_pool *pool;
-  CHECK_OK(esper_pool_create(w.core, 0, 0, id, &pool));
-  return pool;
+  return world_pool(&w, 0, 0, id);
 }
 
 static void *get(esper_pool *pool, size_t size)
 {
-  void *p;
-  CHECK_OK(esper_malloc_from(w.core, pool, size, r, &p));
-  return p;
+  return world_malloc_from(&w, pool, size, r);
 }
 
 /* The figures of the pool at `index`, of `count` in all. */
@@ -57,12 +53,12 @@ TEST(each_private_pool_with_memory_has_statistics)
     check_stat(of_a.reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 14 * MIB, 0);
     size_t of_b = mapped ? 2 * MIB : 20 * MIB;
     check_stat(figures(1, 2).reserved_bytes[ESPER_ALL], of_b, of_b, of_b, 0);
-    CHECK_OK(esper_free(w.core, p));
+    world_free(&w, p);
     CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
     CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
     check_stat(figures(0, 2).reserved_bytes[ESPER_ALL], 2 * MIB, 14 * MIB, 14 * MIB, 12 * MIB);
-    CHECK_OK(esper_free(w.core, q));
-    CHECK_OK(esper_free(w.core, small));
+    world_free(&w, q);
+    world_free(&w, small);
     end();
   }
 }
@@ -71,24 +67,24 @@ SCENE_WITH(statistics_of_a_pool_are_reset, begin(false))
 {
   esper_pool *a = make(1);
   void *p = get(a, 12 * MIB);
-  CHECK_OK(esper_free(w.core, get(a, 14 * MIB)));
+  world_free(&w, get(a, 14 * MIB));
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
   CHECK_OK(esper_pool_empty(w.core, 0, 0, 1));
   CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
   check_stat(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 26 * MIB, 0, 0);
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
   check_stat(figures(0, 1).reserved_bytes[ESPER_ALL], 12 * MIB, 12 * MIB, 0, 0);
-  CHECK_OK(esper_free(w.core, p));
+  world_free(&w, p);
 }
 
 SCENE_WITH(a_pool_that_is_gone_has_no_statistics, begin(false))
 {
-  CHECK_OK(esper_free(w.core, get(make(1), 12 * MIB)));
+  world_free(&w, get(make(1), 12 * MIB));
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
   figures(0, 1);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   figures(0, 0);
-  CHECK_OK(esper_free(w.core, get(make(1), 14 * MIB)));
+  world_free(&w, get(make(1), 14 * MIB));
   check_stat(figures(0, 1).reserved_bytes[ESPER_ALL], 14 * MIB, 14 * MIB, 14 * MIB, 0);
   CHECK_OK(esper_pool_release(w.core, 0, 0, 1));
 }

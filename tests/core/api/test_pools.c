@@ -9,12 +9,9 @@
 #include "core/order/record.h"
 #include "pools/graph_pools.h"
 
-static void *get(esper_pool *pool, size_t size, esper_stream stream)
+static void *get(esper_pool *pool, size_t size)
 {
-  void *p;
-  CHECK_OK(esper_malloc_from(w.core, pool, size, stream, &p));
-  sim_owner_begin(w.s, p, world_size(&w, p), stream.device, stream.handle);
-  return p;
+  return world_malloc_from(&w, pool, size, r);
 }
 
 /* A cached segment of the default pool; whether it is still there. */
@@ -44,8 +41,7 @@ TEST(misuse_is_refused_and_changes_nothing)
 
 SCENE(references_are_of_private_pools)
 {
-  esper_pool *a;
-  CHECK_OK(esper_pool_create(w.core, 0, 1, 2, &a));
+  world_pool(&w, 0, 1, 2);
   CHECK_EQ(esper_pool_use_count(w.core, 0, 1, 2), 1);
   CHECK_EQ(esper_pool_use_count(w.core, 0, 0, 0), 0);
   CHECK_EQ(esper_pool_use_count(w.core, 0, 3, 4), 0);
@@ -54,9 +50,8 @@ SCENE(references_are_of_private_pools)
 
 SCENE(pools_belong_to_a_device)
 {
-  esper_pool *a, *none;
+  esper_pool *a = world_pool(&w, 1, 1, 2), *none;
   void *p;
-  CHECK_OK(esper_pool_create(w.core, 1, 1, 2, &a));
   CHECK_STATUS(esper_malloc_from(w.core, a, 512, r, &p), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "device 1"));
   CHECK_STATUS(esper_pool_create(w.core, 2, 1, 2, &none), ESPER_INVALID);
@@ -83,10 +78,10 @@ static void empty_meanwhile(void *context, sim_call call, int device, void *stre
 SCENE(a_pool_that_is_emptied_by_its_handle_keeps_what_a_call_works_in)
 {
   int times = 0;
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &emptied));
-  void *p = get(emptied, MIB, r), *other = get(emptied, MIB, r);
+  emptied = world_pool(&w, 0, ID, 0);
+  void *p = get(emptied, MIB), *other = get(emptied, MIB);
   sim_capture_begin(w.s, 0, r.handle);
-  void *inside = get(emptied, MIB, r); /* in a heap that a quiesce unites with the other one */
+  void *inside = get(emptied, MIB); /* in a heap that a quiesce unites with the other one */
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   world_free(&w, inside);
   world_read_on(&w, s, p, r);
@@ -106,8 +101,7 @@ SCENE(a_pool_that_is_emptied_by_its_handle_keeps_what_a_call_works_in)
 
 SCENE(a_pool_is_emptied_on_its_own_device)
 {
-  esper_pool *a;
-  CHECK_OK(esper_pool_create(w.core, 1, 1, 2, &a));
+  esper_pool *a = world_pool(&w, 1, 1, 2);
   CHECK_STATUS(esper_empty_cache(w.core, 0, a), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "name the pool's device"));
   CHECK_OK(esper_empty_cache(w.core, 1, a));
@@ -115,13 +109,12 @@ SCENE(a_pool_is_emptied_on_its_own_device)
 
 SCENE(flags_can_be_taken_back_and_are_checked)
 {
-  esper_pool *pool;
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
+  esper_pool *pool = world_pool(&w, 0, ID, 0);
   CHECK_OK(esper_pool_set_flags(w.core, 0, ID, 0, ESPER_POOL_NO_SPLIT, ESPER_POOL_NO_SPLIT));
   CHECK_OK(esper_pool_set_flags(w.core, 0, ID, 0, ESPER_POOL_USE_ON_OOM, 0)); /* another one */
-  CHECK_EQ(world_size(&w, get(pool, 512, r)), 2 * MIB);
+  CHECK_EQ(world_size(&w, get(pool, 512)), 2 * MIB);
   CHECK_OK(esper_pool_set_flags(w.core, 0, ID, 0, ESPER_POOL_NO_SPLIT, 0));
-  CHECK_EQ(world_size(&w, get(pool, 512, r)), 512);
+  CHECK_EQ(world_size(&w, get(pool, 512)), 512);
   CHECK_STATUS(esper_pool_set_flags(w.core, 0, ID, 0, 8, 8), ESPER_INVALID);
   CHECK_STATUS(esper_pool_set_flags(w.core, 3, ID, 0, 1, 1), ESPER_INVALID);
   CHECK_STATUS(esper_pool_set_flags(w.core, 0, 9, 0, 1, 1), ESPER_INVALID);
@@ -144,18 +137,16 @@ static void take_back(void *context, int device, void *address, size_t size)
 
 SCENE(an_allocator_is_chosen_once_and_early)
 {
-  esper_pool *pool, *other;
+  esper_pool *pool = world_pool(&w, 0, ID, 0), *other = world_pool(&w, 0, 6, 0);
   esper_source half = {.obtain = give_nothing}, source = {give_nothing, take_back, NULL, NULL};
   void *p;
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
-  CHECK_OK(esper_pool_create(w.core, 0, 6, 0, &other));
   CHECK_STATUS(esper_pool_set_source(w.core, 0, ID, 0, &half), ESPER_INVALID);
   CHECK_STATUS(esper_pool_set_source(w.core, 0, 9, 0, &source), ESPER_INVALID);
   CHECK_STATUS(esper_pool_set_source(w.core, 0, 0, 0, &source), ESPER_INVALID);
   CHECK_STATUS(esper_pool_set_source(w.core, 7, ID, 0, &source), ESPER_INVALID);
   CHECK_OK(esper_pool_set_source(w.core, 0, ID, 0, &source));
   CHECK_STATUS(esper_pool_set_source(w.core, 0, ID, 0, &source), ESPER_INVALID);
-  get(other, 512, r);
+  get(other, 512);
   CHECK_STATUS(esper_pool_set_source(w.core, 0, 6, 0, &source), ESPER_INVALID);
   CHECK(strstr(esper_last_error(), "right after making the pool"));
   CHECK_STATUS(esper_malloc_from(w.core, pool, 512, r, &p), ESPER_OUT_OF_MEMORY);
@@ -176,13 +167,11 @@ SCENE(without_host_memory_no_pool_is_made_or_begun)
 
 SCENE(figures_of_pools_are_of_devices_only)
 {
-  esper_pool *pool;
   esper_pool_stats *pools;
   size_t count;
   CHECK_STATUS(esper_get_pool_stats(w.core, 9, &pools, &count), ESPER_INVALID);
   CHECK(!pools && !count);
-  CHECK_OK(esper_pool_create(w.core, 0, ID, 0, &pool));
-  get(pool, 512, r);
+  get(world_pool(&w, 0, ID, 0), 512);
   CHECK_STATUS(WITH_MALLOCS(0, esper_get_pool_stats(w.core, 0, &pools, &count)), ESPER_HOST_MEMORY);
   CHECK(!pools && !count);
 }

@@ -56,8 +56,7 @@ SCENE_WITH(who_only_looks_wakes_no_device,
   CHECK_STATUS(esper_set_memory_fraction(w.core, 2, 0.5), ESPER_INVALID);
   /* The fraction holds from the first use on. */
   esper_stream other = world_stream(&w, 1);
-  void *p;
-  CHECK_STATUS(esper_malloc(w.core, 260 * MIB, other, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(260 * MIB, other), ESPER_OUT_OF_MEMORY);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_total), calls + 1);
   world_free(&w, world_malloc(&w, 240 * MIB, other));
 }

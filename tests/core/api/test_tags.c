@@ -73,11 +73,7 @@ SCENE(figures_are_by_tag)
 
 SCENE(a_pool_tells_how_much_of_it_sleeps)
 {
-  esper_pool *pool;
-  void *p;
-  CHECK_OK(esper_pool_create(w.core, 0, 5, 6, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p));
-  sim_owner_begin(w.s, p, 20 * MIB, 0, r.handle);
+  world_malloc_from(&w, world_pool(&w, 0, 5, 6), 20 * MIB, r);
   CHECK_EQ(esper_pool_asleep(w.core, 0, 5, 6), 0);
   CHECK_OK(esper_sleep(w.core, -1, NULL, 0, ESPER_KEEP_HOST, NULL));
   CHECK_EQ(esper_pool_asleep(w.core, -1, 5, 6), 20 * MIB);

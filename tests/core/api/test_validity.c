@@ -15,11 +15,7 @@ static void begin(void)
   sim_options options = {.devices = 2, .completion = SIM_WHEN_TOLD};
   begin_on(options, NULL);
   device = &w.core->devices[0];
-  esper_pool *pool;
-  void *p;
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 12 * MIB, r, &p));
-  sim_owner_begin(w.s, p, 12 * MIB, 0, r.handle);
+  world_malloc_from(&w, world_pool(&w, 0, 7, 0), 12 * MIB, r);
   void *live = world_malloc(&w, 6 * MIB, r), *pending = world_malloc(&w, 6 * MIB, r);
   world_use(&w, live, s, 0);
   world_use(&w, pending, s, 0);

@@ -112,8 +112,7 @@ SCENE(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
   atomic_bool over = false;
   device_t *device = &w.core->devices[0];
   stream_t *stream = stream_immortal(w.core, device, r.handle);
-  esper_pool *pool;
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  esper_pool *pool = world_pool(&w, 0, 7, 0);
   lock(&device->lock);
   heap_t *heap = pool_heap(pool, stream, 0, TAG_NONE);
   unlock(&device->lock);

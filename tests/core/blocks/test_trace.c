@@ -27,12 +27,12 @@ static void check_entry(size_t i, esper_action action, const void *address, size
 SCENE(everything_that_happens_is_told_in_order)
 {
   world_listen(&w, &told);
-  void *p = world_malloc(&w, 11 * MIB - 5, r), *q;
+  void *p = world_malloc(&w, 11 * MIB - 5, r);
   world_read_marked(&w, s, p, r);
   world_free(&w, p);
   sim_run_all(w.s);
   esper_retire(w.core, 0);
-  CHECK_STATUS(esper_malloc(w.core, 100 * MIB - 5, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(100 * MIB - 5, r), ESPER_OUT_OF_MEMORY);
   CHECK_EQ(told.count, 6);
   check_entry(0, ESPER_TRACE_SEGMENT_ALLOC, p, 12 * MIB, r);
   check_entry(1, ESPER_TRACE_ALLOC, p, 11 * MIB - 5, r);
@@ -45,11 +45,7 @@ SCENE(everything_that_happens_is_told_in_order)
 SCENE(entries_name_their_pool)
 {
   world_listen(&w, &told);
-  esper_pool *pool;
-  void *p;
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 9, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 12 * MIB, r, &p));
-  sim_owner_begin(w.s, p, 12 * MIB, 0, r.handle);
+  void *p = world_malloc_from(&w, world_pool(&w, 0, 7, 9), 12 * MIB, r);
   world_malloc(&w, 512, r);
   world_free(&w, p);
   CHECK_OK(esper_pool_release(w.core, 0, 7, 9));

@@ -53,9 +53,7 @@ static inline uint64_t calls(sim_call call)
 
 static inline sim_alive alive(void)
 {
-  sim_alive now;
-  sim_count_alive(w.s, 0, &now);
-  return now;
+  return world_alive(&w, 0);
 }
 
 /* What travels, and what came of it. */

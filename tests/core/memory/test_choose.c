@@ -33,8 +33,7 @@ TEST(classic_segments_stay_and_are_told)
   CHECK(strstr(esper_stays_advice(ESPER_STAYS_CLASSIC), "ESPER_ALLOC_SEGMENTS=mapped"));
   world_kernel(&w, r, q); /* it is where it was */
   CHECK_OK(esper_tag_push("weights"));
-  void *none;
-  CHECK_STATUS(esper_malloc(w.core, 512, r, &none), ESPER_ASLEEP);
+  CHECK_STATUS(try_malloc(512, r), ESPER_ASLEEP);
   CHECK_OK(esper_tag_pop());
   wake("weights");
   end();

@@ -16,8 +16,7 @@ static void check_failed_device(void *live)
   CHECK(world_has_failed(&w, 0));
   CHECK_STATUS(failure_check(&w.core->devices[0]), ESPER_DEVICE_ERROR);
   for (size_t size = 512; size <= 64 * MIB; size *= 8) {
-    CHECK_STATUS(esper_malloc(w.core, size, r, &p), ESPER_DEVICE_ERROR);
-    CHECK(!p);
+    CHECK_STATUS(try_malloc(size, r), ESPER_DEVICE_ERROR);
     CHECK(strstr(esper_last_error(), "device 0 has failed"));
     CHECK(strstr(esper_last_error(), "failed as asked")); /* the driver's words */
     CHECK(strstr(esper_last_error(), "end the process"));
@@ -73,14 +72,14 @@ TEST(a_segment_that_the_driver_keeps)
 TEST(a_page_that_does_not_leave_its_old_place)
 {
   begin_with_two();
-  void *live = get(20, r), *piece[8], *p;
+  void *live = get(20, r), *piece[8];
   for (int i = 0; i < 8; i++)
     piece[i] = get(20, r);
   for (int i = 0; i < 8; i += 2)
     world_free(&w, piece[i]);
   refuse(SIM_CALL_page_unmap, 2);
-  CHECK_STATUS(esper_malloc(w.core, 140 * MIB, r, &p), ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, 140 * MIB, r, &p), ESPER_DEVICE_ERROR); /* nor from a cache */
+  CHECK_STATUS(try_malloc(140 * MIB, r), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_malloc(140 * MIB, r), ESPER_DEVICE_ERROR); /* nor from a cache */
   check_failed_device(live);
 }
 
@@ -88,7 +87,7 @@ TEST(a_page_that_does_not_leave_its_old_place)
 TEST(cached_blocks_serve_no_more)
 {
   begin_with_two();
-  void *live = get(20, r), *p = world_malloc(&w, 4096, r), *q = world_malloc(&w, 4096, r), *none;
+  void *live = get(20, r), *p = world_malloc(&w, 4096, r), *q = world_malloc(&w, 4096, r);
   world_free(&w, p);
   CHECK(world_malloc(&w, 4096, r) == p);
   failure_note(&w.core->devices[0], ESPER_OK);
@@ -99,9 +98,9 @@ TEST(cached_blocks_serve_no_more)
   world_free(&w, p); /* to the cache */
   refuse(SIM_CALL_host_free, 1);
   esper_sleep_trim(w.core);
-  CHECK_STATUS(esper_malloc(w.core, 4096, r, &none), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_malloc(4096, r), ESPER_DEVICE_ERROR);
   world_free(&w, q);
-  CHECK_STATUS(esper_malloc(w.core, 4096, r, &none), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_malloc(4096, r), ESPER_DEVICE_ERROR);
   check_failed_device(live);
 }
 

@@ -51,8 +51,7 @@ SCENE_WITH(a_short_device_waits_for_freed_memory, begin_fenced(8))
   for (int i = 0; i < 20; i++)
     world_free(&w, used(3, r)); /* two pages: the third must wait for the first */
   world_check(&w);
-  void *p;
-  CHECK_STATUS(esper_malloc(w.core, 16 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(16 * MIB, r), ESPER_OUT_OF_MEMORY);
 }
 
 SCENE_WITH(what_was_cached_makes_room, begin_with(24, NULL))
@@ -70,14 +69,11 @@ SCENE(pools_captures_and_what_is_live_have_none)
   sim_capture_begin(w.s, 0, s.handle);
   void *captured = get(1, s);
   sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
-  esper_pool *pool;
-  void *pooled;
-  CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, MIB, r, &pooled));
+  void *pooled = world_malloc_from(&w, world_pool(&w, 0, 1, 0), MIB, r);
   CHECK(!is_fenced(before) && !is_fenced(captured) && !is_fenced(pooled));
   world_free(&w, before);
   CHECK(is_mapped(before));
-  CHECK_OK(esper_free(w.core, pooled));
+  world_free(&w, pooled);
   CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
   sim_graph_destroy(w.s, graph);
   CHECK_OK(esper_fence(w.core, 0));
@@ -144,13 +140,12 @@ SCENE_WITH(without_addresses_the_message_says_so, begin_fenced(64))
       time_passes();
     }
   }
-  void *p;
   esper_failure failure;
-  CHECK_STATUS(esper_malloc(w.core, 30 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(30 * MIB, r), ESPER_OUT_OF_MEMORY);
   CHECK(strstr(esper_last_error(), "no addresses for a fence of 33554432 bytes on device 0"));
   esper_get_failure(&failure);
   CHECK_EQ(failure.addresses_missing, 32 * MIB);
-  CHECK_STATUS(esper_malloc(w.core, 60 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(60 * MIB, r), ESPER_OUT_OF_MEMORY);
   CHECK(strstr(esper_last_error(), "out of memory on device 0"));
 }
 
@@ -165,8 +160,7 @@ TEST(without_pages_there_is_no_fence)
 
   world_begin(&w); /* a device that nobody has used yet */
   CHECK_OK(esper_fence(w.core, 1));
-  void *p;
-  CHECK_STATUS(esper_malloc(w.core, MIB, w.stream[0], &p), ESPER_UNSUPPORTED);
+  CHECK_STATUS(try_malloc(MIB, w.stream[0]), ESPER_UNSUPPORTED);
   CHECK(strstr(esper_last_error(), "gets no fence"));
   world_end(&w);
 }

@@ -46,20 +46,15 @@ SCENE_WITH(while_memory_is_short_pages_are_small, begin_with(512, &DEFAULTS))
 
 SCENE_WITH(after_a_refusal_pages_are_small, begin_with(16384, &DEFAULTS))
 {
-  void *none;
-  CHECK_STATUS(esper_malloc(w.core, 20000 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(20000 * MIB, r), ESPER_OUT_OF_MEMORY);
   CHECK_EQ(pages_for(40), 5);
 }
 
 /* They are never lent, so large ones waste nothing. */
 SCENE_WITH(pages_of_private_pools_are_as_large_as_the_request, begin_with(1024, &DEFAULTS))
 {
-  esper_pool *pool;
-  void *p;
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 1, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 900 * MIB, r, &p));
+  world_malloc_from(&w, world_pool(&w, 0, 7, 1), 900 * MIB, r);
   CHECK_EQ(calls(SIM_CALL_page_create), 1);
-  CHECK_OK(esper_free(w.core, p));
 }
 
 TEST(options_of_classic_segments_do_not_ask_for_them)
@@ -113,16 +108,10 @@ TEST(created_pools_have_classic_segments_unless_mapped_ones_are_asked_for)
   for (int asked = 0; asked < 2; asked++) {
     esper_config config = {.segments = asked ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_AUTO};
     begin_with(256, &config);
-    esper_pool *pool, *again;
-    void *p, *q;
-    CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
-    CHECK_OK(esper_malloc_from(w.core, pool, 5 * MIB, r, &p));
-    sim_owner_begin(w.s, p, 5 * MIB, 0, r.handle);
+    world_malloc_from(&w, world_pool(&w, 0, 0, 1), 5 * MIB, r);
     CHECK_EQ(reserved_mib(), asked ? 6 : 20);
     CHECK_OK(esper_pool_begin(w.core, 0, 2, 0, world_any_stream, NULL));
-    CHECK_OK(esper_pool_create(w.core, 0, 2, 0, &again)); /* there already */
-    CHECK_OK(esper_malloc_from(w.core, again, 5 * MIB, r, &q));
-    sim_owner_begin(w.s, q, 5 * MIB, 0, r.handle);
+    world_malloc_from(&w, world_pool(&w, 0, 2, 0), 5 * MIB, r); /* there already */
     CHECK_OK(esper_pool_end(w.core, 0, 2, 0, NULL));
     CHECK_EQ(reserved_mib(), asked ? 12 : 26);
     esper_snapshot snapshot;
@@ -144,21 +133,18 @@ static void count_calls(int virtual_memory, esper_segments kind, uint64_t *count
 {
   begin_on((sim_options){WHEN_TOLD, .virtual_memory = virtual_memory, .capacity = 256 * MIB},
            &(esper_config){.segments = kind});
-  void *p = used(30, r), *q = used(3, s), *small = world_malloc(&w, 700, r), *none;
+  void *p = used(30, r), *q = used(3, s), *small = world_malloc(&w, 700, r);
   world_read_marked(&w, s, p, r);
   world_free(&w, p);
   p = used(24, r);
   world_free(&w, q);
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.5));
-  CHECK_STATUS(esper_malloc(w.core, 200 * MIB, s, &none), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(200 * MIB, s), ESPER_OUT_OF_MEMORY);
   sim_capture_begin(w.s, 0, r.handle);
   world_free(&w, used(12, r));
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   sim_graph_destroy(w.s, graph);
-  esper_pool *pool;
-  CHECK_OK(esper_pool_create(w.core, 0, 3, 1, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 5 * MIB, r, &q));
-  CHECK_OK(esper_free(w.core, q));
+  world_free(&w, world_malloc_from(&w, world_pool(&w, 0, 3, 1), 5 * MIB, r));
   CHECK_OK(esper_pool_release(w.core, 0, 3, 1));
   world_free(&w, p);
   world_free(&w, small);
@@ -232,14 +218,11 @@ SCENE(without_host_memory_segments_are_classic)
   sim_before_call(w.s, SIM_CALL_range_free, host_memory_runs_out, NULL);
   get(5, r);
   CHECK_EQ(reserved_mib(), 2 + 20);
-  sim_alive alive;
-  sim_count_alive(w.s, 0, &alive);
-  CHECK_EQ(alive.ranges, 1);
+  CHECK_EQ(alive().ranges, 1);
   sim_after_call(w.s, SIM_CALL_range_reserve, NULL, NULL);
   get(60, r);
   CHECK_EQ(reserved_mib(), 22 + 60);
-  sim_count_alive(w.s, 0, &alive);
-  CHECK_EQ(alive.ranges, 2);
+  CHECK_EQ(alive().ranges, 2);
   world_free(&w, p);
 }
 
@@ -261,9 +244,9 @@ static const esper_config SMALL_PAGES = {.large_segment_size = 4 * MIB,
  * other processes meanwhile. */
 SCENE_WITH(what_the_device_does_not_have_is_not_tried, begin_with(256, &SMALL_PAGES))
 {
-  void *p, *q = get(100, r);
+  void *q = get(100, r);
   uint64_t created = calls(SIM_CALL_page_create);
-  CHECK_STATUS(esper_malloc(w.core, 200 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(200 * MIB, r), ESPER_OUT_OF_MEMORY);
   CHECK_EQ(calls(SIM_CALL_page_map), created);       /* of those there were */
   CHECK(calls(SIM_CALL_page_create) <= created + 3); /* all of it as one, in each try */
   CHECK_EQ(reserved_mib(), 100);
@@ -285,10 +268,9 @@ SCENE_WITH(a_device_may_have_more_than_it_says, begin_with(256, &SMALL_PAGES))
 SCENE_WITH(a_device_that_cannot_say_what_it_has_is_not_asked_for_more,
            begin_with(256, &SMALL_PAGES))
 {
-  void *p;
   get(2, r);
   sim_fail_call(w.s, SIM_CALL_memory_info, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_malloc(100 * MIB, r), ESPER_DEVICE_ERROR);
   CHECK_EQ(reserved_mib(), 2);
   world_check(&w);
   get(100, r);

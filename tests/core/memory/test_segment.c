@@ -43,10 +43,10 @@ SCENE(without_host_memory_the_driver_is_not_asked)
 
 SCENE(a_memory_fraction_of_nothing_leaves_what_there_is)
 {
-  void *p = world_malloc(&w, 12 * MIB, r), *q;
+  void *p = world_malloc(&w, 12 * MIB, r);
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0));
   CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 0);
-  CHECK_STATUS(esper_malloc(w.core, 1000, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(1000, r), ESPER_OUT_OF_MEMORY);
   esper_failure failure;
   esper_get_failure(&failure);
   CHECK_EQ(failure.limit, 0);

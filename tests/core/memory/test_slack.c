@@ -121,11 +121,7 @@ TEST(a_peak_of_long_ago_is_no_slack)
 /* Memory that the private pool of a graph has free is nobody's slack. */
 SCENE(an_idle_private_pool_takes_no_slack)
 {
-  void *p;
-  esper_pool *pool;
-  CHECK_OK(esper_pool_create(w.core, 0, 0, 1, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 60 * MIB, r, &p));
-  CHECK_OK(esper_free(w.core, p));
+  world_free(&w, world_malloc_from(&w, world_pool(&w, 0, 0, 1), 60 * MIB, r));
   comb_after_many_moves();
   get(22, r);
   CHECK_EQ(world_counters(&w, 0).pages_moved, 256);

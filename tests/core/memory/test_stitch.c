@@ -60,21 +60,20 @@ SCENE(pinned_segments_lend_nothing)
 
 SCENE(other_pools_lend_nothing)
 {
-  esper_pool *pool;
-  void *p[4], *q;
-  CHECK_OK(esper_pool_create(w.core, 0, 3, 1, &pool));
+  esper_pool *pool = world_pool(&w, 0, 3, 1);
+  void *p[4];
   for (int i = 0; i < 4; i++)
-    CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p[i]));
-  CHECK_OK(esper_free(w.core, p[0]));
-  CHECK_OK(esper_free(w.core, p[2]));
+    p[i] = world_malloc_from(&w, pool, 20 * MIB, r);
+  world_free(&w, p[0]);
+  world_free(&w, p[2]);
   get(40, r);
   CHECK_EQ(reserved_mib(), 120);
-  CHECK_OK(esper_malloc_from(w.core, pool, 40 * MIB, r, &q)); /* nor to themselves */
+  void *q = world_malloc_from(&w, pool, 40 * MIB, r); /* nor to themselves */
   CHECK_EQ(reserved_mib(), 160);
   CHECK_EQ(calls(SIM_CALL_page_unmap), 0);
-  CHECK_OK(esper_free(w.core, p[1]));
-  CHECK_OK(esper_free(w.core, p[3]));
-  CHECK_OK(esper_free(w.core, q));
+  world_free(&w, p[1]);
+  world_free(&w, p[3]);
+  world_free(&w, q);
   CHECK_OK(esper_pool_release(w.core, 0, 3, 1));
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK_EQ(reserved_mib(), 40);
@@ -83,9 +82,8 @@ SCENE(other_pools_lend_nothing)
 SCENE(a_page_that_cannot_be_mapped_goes_home)
 {
   comb(20, 8, r);
-  void *p;
   sim_fail_call(w.s, SIM_CALL_page_map, 2, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_malloc(80 * MIB, r), ESPER_DEVICE_ERROR);
   CHECK_EQ(reserved_mib(), 160);
   world_check(&w);
   get(80, r);

@@ -45,14 +45,11 @@ SCENE(what_was_freed_asleep_and_is_over_does_not_come_back)
 
 SCENE(a_pool_may_go_while_its_memory_sleeps)
 {
-  esper_pool *pool;
+  esper_pool *pool = world_pool(&w, 0, 7, 1);
   void *p[2];
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 1, &pool));
   CHECK_OK(esper_tag_push("t"));
-  for (int i = 0; i < 2; i++) {
-    CHECK_OK(esper_malloc_from(w.core, pool, 20 * MIB, r, &p[i]));
-    sim_owner_begin(w.s, p[i], 20 * MIB, 0, r.handle);
-  }
+  for (int i = 0; i < 2; i++)
+    p[i] = world_malloc_from(&w, pool, 20 * MIB, r);
   CHECK_OK(esper_tag_pop());
   sleep_all_of("t");
   world_free(&w, p[0]);

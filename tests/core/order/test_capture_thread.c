@@ -74,9 +74,9 @@ TEST(a_thread_that_nobody_can_place_may_be_inside_a_body)
 SCENE(a_thread_that_was_refused_in_the_capture_frees_there)
 {
   capture_begin();
-  void *x = block(X, r), *p;
+  void *x = block(X, r);
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, X * MIB, r, &p), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_malloc(X * MIB, r), ESPER_DEVICE_ERROR);
   world_free(&w, x);
   CHECK(block(X, r) == x);
   capture_end();

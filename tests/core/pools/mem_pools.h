@@ -55,15 +55,12 @@ static inline void begin(size_t mib)
 {
   begin_on((sim_options){WHEN_TOLD, .capacity = mib * MIB}, NULL);
   o = (own){0};
-  CHECK_OK(esper_pool_create(w.core, 0, 0, ID, &pool));
+  pool = world_pool(&w, 0, 0, ID);
 }
 
 static inline void *get(size_t size, esper_stream stream)
 {
-  void *p;
-  CHECK_OK(esper_malloc_from(w.core, pool, size, stream, &p));
-  sim_owner_begin(w.s, p, world_size(&w, p), stream.device, stream.handle);
-  return p;
+  return world_malloc_from(&w, pool, size, stream);
 }
 
 static inline void use_own(void)

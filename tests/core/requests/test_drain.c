@@ -66,11 +66,11 @@ SCENE_WITH(the_host_does_not_wait_for_ever_for_another_device, begin_with_two_de
   esper_stream far = world_mortal(&w, 1);
   esper_stream spinning = world_stream(&w, 1);
   sim_wait_flag(w.s, 1, spinning.handle, 0);
-  void *x = world_malloc(&w, 12 * MIB, r), *y;
+  void *x = world_malloc(&w, 12 * MIB, r);
   world_record_stream(&w, x, far);
   world_read_on(&w, far, x, r);
   world_free(&w, x);
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &y), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(12 * MIB, r), ESPER_OUT_OF_MEMORY);
   sim_raise_flag(w.s, 0, r.handle, 0);
   sim_run_all(w.s);
   CHECK_EQ(sim_pending_all(w.s), 0);

@@ -189,8 +189,7 @@ SCENE_WITH(nobody_waits_in_a_callback, begin_as(64 * MIB, 1, SIM_WHEN_TOLD))
 {
   esper_config config = {.allowance = 1, .free_memory = allocate};
   CHECK_OK(esper_configure(w.core, &config));
-  void *p;
-  CHECK_STATUS(esper_malloc(w.core, 100 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(100 * MIB, r), ESPER_OUT_OF_MEMORY);
 }
 
 static esper_status obtain(void *context, int device, size_t size, void **ptr)
@@ -210,8 +209,7 @@ SCENE_WITH(nobody_waits_in_a_mempools_own_allocator,
                     &(esper_config){.allowance = 40 * MIB}))
 {
   esper_source source = {.obtain = obtain, .give_back = give_back};
-  esper_pool *pool;
-  CHECK_OK(esper_pool_create(w.core, 0, 0, 9, &pool));
+  esper_pool *pool = world_pool(&w, 0, 0, 9);
   CHECK_OK(esper_pool_set_source(w.core, 0, 0, 9, &source));
   for (int i = 0; i < 3; i++)
     pending(12 * MIB);
@@ -273,8 +271,7 @@ SCENE_WITH(what_goes_to_sleep_meanwhile_is_not_handed_out,
   for (int i = 0; i < 3; i++)
     pending(12 * MIB);
   sim_before_call(w.s, SIM_CALL_event_wait, sleep_meanwhile, NULL);
-  void *p;
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &p), ESPER_ASLEEP);
+  CHECK_STATUS(try_malloc(12 * MIB, r), ESPER_ASLEEP);
   CHECK_EQ(held_back(), 1);
   CHECK_OK(esper_wake(w.core, 0, NULL, 0, NULL));
   world_free(&w, block(12 * MIB, r));

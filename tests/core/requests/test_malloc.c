@@ -63,8 +63,7 @@ SCENE_WITH(the_embedders_callback_is_asked_before_giving_up,
   victim = block(12 * MIB, r);
   CHECK(world_malloc(&w, 12 * MIB, r));
   CHECK_EQ(freed, 1);
-  void *p;
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(12 * MIB, r), ESPER_OUT_OF_MEMORY);
 }
 
 /* s waits for what r enqueues after its next malloc. */
@@ -72,13 +71,13 @@ SCENE_WITH(work_that_waits_for_this_host_ends_in_an_error_of_the_host_wait,
            begin_with(12 * MIB, ESPER_ALLOWANCE_OFF))
 {
   world_note_failures(&w);
-  void *p = block(12 * MIB, r), *q;
+  void *p = block(12 * MIB, r);
   world_wait(&w, s, r);
   sim_wait_flag(w.s, 0, s.handle, 0);
   sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ);
   world_use(&w, p, s, 0);
   world_free(&w, p);
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(12 * MIB, r), ESPER_OUT_OF_MEMORY);
   CHECK(w.failures > 0); /* "the host waits for operation": a hang, as under native */
   sim_raise_flag(w.s, 0, r.handle, 0);
   sim_run_all(w.s);

@@ -16,9 +16,9 @@ SCENE_WITH(a_capture_survives_being_out_of_memory, begin_with(NULL, 44 * MIB))
 {
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, on_r, NULL));
   sim_capture_begin(w.s, 0, r.handle);
-  void *a = world_malloc(&w, 12 * MIB, r), *p;
+  void *a = world_malloc(&w, 12 * MIB, r);
   world_kernel(&w, r, a);
-  CHECK_STATUS(esper_malloc(w.core, 40 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(40 * MIB, r), ESPER_OUT_OF_MEMORY);
   CHECK(sim_capture_is_valid(w.s, 0, r.handle));
   world_free(&w, a);
   CHECK_EQ(world_malloc(&w, 12 * MIB, r) == a, 1);
@@ -28,7 +28,7 @@ SCENE_WITH(a_capture_survives_being_out_of_memory, begin_with(NULL, 44 * MIB))
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
   CHECK(graph);
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(12 * MIB, r), ESPER_OUT_OF_MEMORY);
   sim_graph_launch(w.s, graph, 0, s.handle);
   sim_graph_destroy(w.s, graph);
   world_free(&w, a);

@@ -71,8 +71,7 @@ SCENE(a_pinned_segment_serves_on_and_is_not_given_back)
   CHECK(world_malloc(&w, 12 * MIB, r) == p);
   world_free(&w, p);
   /* Not even when memory runs out. */
-  void *none;
-  CHECK_STATUS(esper_malloc(w.core, 250 * MIB, r, &none), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(250 * MIB, r), ESPER_OUT_OF_MEMORY);
   CHECK_EQ(reserved(), 12 * MIB);
   CHECK_OK(esper_unpin(w.core, segment));
   CHECK_STATUS(esper_unpin(w.core, segment), ESPER_INVALID);

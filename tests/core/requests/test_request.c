@@ -87,9 +87,8 @@ SCENE_WITH(without_host_memory_for_the_borrowers_use_nothing_is_lent,
 
 SCENE_WITH(out_of_memory_says_what_there_is, begin_with(64 * MIB, ESPER_ALLOWANCE_OFF))
 {
-  void *p = block(20 * MIB, r), *q = &w;
-  CHECK_STATUS(esper_malloc(w.core, 50 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
-  CHECK(!q);
+  void *p = block(20 * MIB, r);
+  CHECK_STATUS(try_malloc(50 * MIB, r), ESPER_OUT_OF_MEMORY);
   esper_failure failure;
   esper_get_failure(&failure);
   CHECK_EQ(failure.device, 0);
@@ -104,19 +103,18 @@ SCENE_WITH(out_of_memory_says_what_there_is, begin_with(64 * MIB, ESPER_ALLOWANC
   /* The process goes on. */
   CHECK(world_malloc(&w, 40 * MIB, r));
   world_kernel(&w, r, p);
-  CHECK_STATUS(esper_malloc(w.core, SIZE_MAX, r, &q), ESPER_OUT_OF_MEMORY);
-  CHECK_STATUS(esper_malloc(w.core, (size_t)1 << 60, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(SIZE_MAX, r), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc((size_t)1 << 60, r), ESPER_OUT_OF_MEMORY);
 }
 
 SCENE(a_size_that_is_too_much_to_round_is_reported_as_it_was_asked_for)
 {
-  void *p;
   esper_failure failure;
-  CHECK_STATUS(esper_malloc(w.core, SIZE_MAX - 5, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(SIZE_MAX - 5, r), ESPER_OUT_OF_MEMORY);
   esper_get_failure(&failure);
   CHECK(failure.requested == SIZE_MAX - 5 && failure.size == SIZE_MAX - 5);
   CHECK_EQ(failure.segment, 0); /* none would do */
-  CHECK_STATUS(esper_malloc(w.core, 2048 * MIB - 5, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(2048 * MIB - 5, r), ESPER_OUT_OF_MEMORY);
   esper_get_failure(&failure);
   CHECK_EQ(failure.requested, 2048 * MIB - 5);
   CHECK_EQ(failure.size, 2048 * MIB);
@@ -125,17 +123,13 @@ SCENE(a_size_that_is_too_much_to_round_is_reported_as_it_was_asked_for)
 
 SCENE_WITH(out_of_memory_tells_what_private_pools_have, begin_with(64 * MIB, ESPER_ALLOWANCE_OFF))
 {
-  esper_pool *pool;
   esper_failure failure;
-  void *p, *q;
-  CHECK_OK(esper_pool_create(w.core, 0, 3, 0, &pool));
-  CHECK_OK(esper_malloc_from(w.core, pool, 12 * MIB, r, &p));
+  world_malloc_from(&w, world_pool(&w, 0, 3, 0), 12 * MIB, r);
   block(20 * MIB, r);
-  CHECK_STATUS(esper_malloc(w.core, 40 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(40 * MIB, r), ESPER_OUT_OF_MEMORY);
   esper_get_failure(&failure);
   CHECK_EQ(failure.private_pools, 12 * MIB);
   CHECK_EQ(failure.reserved, 32 * MIB);
-  CHECK_OK(esper_free(w.core, p));
 }
 
 static void look_at_failure(void *failure)
@@ -145,9 +139,8 @@ static void look_at_failure(void *failure)
 
 SCENE_WITH(a_failure_is_told_to_the_thread_that_had_it, begin_with(64 * MIB, ESPER_ALLOWANCE_OFF))
 {
-  void *p;
   esper_failure here, there;
-  CHECK_STATUS(esper_malloc(w.core, 80 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(80 * MIB, r), ESPER_OUT_OF_MEMORY);
   check_on_another_thread(look_at_failure, &there);
   esper_get_failure(&here);
   CHECK_EQ(here.requested, 80 * MIB);
@@ -162,10 +155,10 @@ SCENE_WITH(growth_by_pages_can_be_rejected,
                     &(esper_config){.rejection_share = 0.3}))
 {
   block(100 * MIB, r);
-  void *b = block(150 * MIB, r), *refused;
+  void *b = block(150 * MIB, r);
   world_free(&w, b);
-  CHECK_STATUS(esper_malloc(w.core, 202 * MIB, r, &refused), ESPER_REJECTED);
-  CHECK(!refused && strstr(esper_last_error(), "30%"));
+  CHECK_STATUS(try_malloc(202 * MIB, r), ESPER_REJECTED);
+  CHECK(strstr(esper_last_error(), "30%"));
   esper_failure failure;
   esper_get_failure(&failure);
   CHECK_EQ(failure.segment, 202 * MIB);

@@ -50,13 +50,6 @@ static inline void wake(const char *tag)
   CHECK_OK(try_wake(tag));
 }
 
-static inline sim_alive alive(void)
-{
-  sim_alive alive;
-  sim_count_alive(w.s, 0, &alive);
-  return alive;
-}
-
 static inline esper_tag_stats stats_of(const char *tag)
 {
   esper_tag_stats *tags, found = {0};

@@ -46,14 +46,13 @@ SCENE(free_memory_goes_for_good)
 
 SCENE(no_memory_is_handed_out_under_a_tag_that_sleeps)
 {
-  void *p = NULL;
   get_as("weights", 4 * MIB, r);
   get_as("weights", 512, r);
   sleep_all_of("weights");
   CHECK_OK(esper_tag_push("weights"));
-  CHECK_STATUS(esper_malloc(w.core, 512, r, &p), ESPER_ASLEEP);
-  CHECK(!p && strstr(esper_last_error(), "'weights' sleeps on device 0"));
-  CHECK_STATUS(esper_malloc(w.core, 40 * MIB, s, &p), ESPER_ASLEEP);
+  CHECK_STATUS(try_malloc(512, r), ESPER_ASLEEP);
+  CHECK(strstr(esper_last_error(), "'weights' sleeps on device 0"));
+  CHECK_STATUS(try_malloc(40 * MIB, s), ESPER_ASLEEP);
   wake("weights");
   CHECK(world_malloc(&w, 512, r));
   CHECK_OK(esper_tag_pop());

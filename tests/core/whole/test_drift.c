@@ -90,13 +90,6 @@ static double run_cycle(uint64_t count)
   return (double)world_stats(&w, 0).reserved_bytes[ESPER_ALL].peak / (double)live_peak;
 }
 
-static bool maps_pages(void)
-{
-  sim_alive alive;
-  sim_count_alive(w.s, 0, &alive);
-  return alive.pages > 0;
-}
-
 /* Reserved over live: on average in cycles 2 to 4, and in the last three. */
 typedef struct figures {
   double early, late;
@@ -115,7 +108,7 @@ static figures run(bool virtual_memory, uint64_t seed)
     ratios[i] = run_cycle(count);
     metadata[i] = world_counters(&w, 0).metadata_bytes;
   }
-  CHECK(maps_pages() == virtual_memory);
+  CHECK((alive().pages > 0) == virtual_memory);
   CHECK(esper_core_is_valid(w.core));
   CHECK(metadata[CYCLES - 1] <= metadata[3] * 110 / 100);
   while (block_count)

@@ -133,10 +133,9 @@ static void owe_again_and_again(owing how)
 {
   sim_options options = {.oracle = SIM_ORACLE_OFF, .completion = SIM_WHEN_TOLD};
   begin_on(options, NULL);
-  esper_pool *pool;
   void *x, *y;
   sim_graph *earlier = NULL;
-  CHECK_OK(esper_pool_create(w.core, 0, 1, 0, &pool));
+  world_pool(&w, 0, 1, 0);
   for (int i = 0; i < 4; i++) {
     CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, all, NULL));
     if (how.earlier_capture)

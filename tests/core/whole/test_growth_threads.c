@@ -98,8 +98,7 @@ TEST(what_others_may_not_keep_is_waited_for)
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   end_beside();
   begin_beside(64 * MIB, ESPER_SEGMENTS_MAPPED, SIM_CALL_page_map);
-  void *p;
-  CHECK_STATUS(esper_malloc(w.core, 108 * MIB, w.stream[1], &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(108 * MIB, w.stream[1]), ESPER_OUT_OF_MEMORY);
   end_beside();
 }
 
@@ -148,10 +147,8 @@ TEST(what_others_have_too_much_of_is_waited_for)
 
 static void *ask_in_vain(void *number)
 {
-  void *p;
   for (int i = 0; i < 20; i++)
-    CHECK_STATUS(esper_malloc(w.core, 100 * MIB, w.stream[*(int *)number], &p),
-                 ESPER_OUT_OF_MEMORY);
+    CHECK_STATUS(try_malloc(100 * MIB, w.stream[*(int *)number]), ESPER_OUT_OF_MEMORY);
   return NULL;
 }
 

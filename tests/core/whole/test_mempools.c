@@ -10,8 +10,8 @@ SCENE_WITH(a_pool_serves_others_when_memory_is_short, begin(24))
 {
   set(ESPER_POOL_USE_ON_OOM);
   void *a = get(12 * MIB, r);
-  void *full = world_malloc(&w, 12 * MIB, r), *p;
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, r, &p), ESPER_OUT_OF_MEMORY);
+  void *full = world_malloc(&w, 12 * MIB, r);
+  CHECK_STATUS(try_malloc(12 * MIB, r), ESPER_OUT_OF_MEMORY);
   world_free(&w, a);
   void *b = world_malloc(&w, 12 * MIB, r);
   CHECK(b == a);
@@ -19,7 +19,7 @@ SCENE_WITH(a_pool_serves_others_when_memory_is_short, begin(24))
   CHECK(get(12 * MIB, r) == b); /* it stayed the pool's */
   world_free(&w, b);
   CHECK_OK(esper_pool_set_flags(w.core, 0, 0, ID, ESPER_POOL_USE_ON_OOM, 0));
-  CHECK_STATUS(esper_malloc(w.core, 12 * MIB, s, &p), ESPER_OUT_OF_MEMORY);
+  CHECK_STATUS(try_malloc(12 * MIB, s), ESPER_OUT_OF_MEMORY);
   release();
   CHECK(world_malloc(&w, 12 * MIB, s)); /* its segment goes back for it */
   CHECK_EQ(world_stats(&w, 0).num_device_free, 1);
@@ -41,17 +41,14 @@ SCENE_WITH(a_pool_serves_no_other_pool, begin(24))
 {
   set(ESPER_POOL_USE_ON_OOM);
   world_free(&w, get(12 * MIB, r));
-  esper_pool *other;
-  void *p, *q;
-  CHECK_OK(esper_pool_create(w.core, 0, 0, 6, &other));
-  CHECK_OK(esper_malloc_from(w.core, other, 12 * MIB, r, &p));
+  esper_pool *other = world_pool(&w, 0, 0, 6);
+  void *q;
+  world_malloc_from(&w, other, 12 * MIB, r);
   CHECK_STATUS(esper_malloc_from(w.core, other, 12 * MIB, r, &q), ESPER_OUT_OF_MEMORY);
   release();
   /* The segment goes back to the driver for it, as everybody's would. */
-  CHECK_OK(esper_malloc_from(w.core, other, 12 * MIB, r, &q));
+  world_malloc_from(&w, other, 12 * MIB, r);
   CHECK_EQ(world_stats(&w, 0).num_device_free, 1);
-  CHECK_OK(esper_free(w.core, p));
-  CHECK_OK(esper_free(w.core, q));
 }
 
 /* ---- memory that runs short -------------------------------------------------- */

@@ -56,8 +56,7 @@ TEST(others_go_on_while_memory_sleeps)
         world_free(&w, p);
     }
     CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
-    void *refused;
-    CHECK_STATUS(esper_malloc(w.core, 512, w.stream[THREADS], &refused), ESPER_ASLEEP);
+    CHECK_STATUS(try_malloc(512, w.stream[THREADS]), ESPER_ASLEEP);
     CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
   }
   CHECK_OK(esper_tag_pop());

@@ -24,8 +24,7 @@ static void *refer_to_pool(void *unused)
 {
   (void)unused;
   while (!atomic_load_explicit(&over, memory_order_relaxed)) {
-    esper_pool *pool;
-    CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+    world_pool(&w, 0, 7, 0);
     CHECK_OK(esper_pool_release(w.core, 0, 7, 0));
   }
   return NULL;
@@ -35,9 +34,8 @@ TEST(a_pool_grows_while_somebody_refers_to_it)
 {
   sim_options options = {.virtual_memory = 1, .capacity = (size_t)1 << 40};
   world_begin_with(&w, &options, &(esper_config){0});
-  esper_pool *pool;
+  esper_pool *pool = world_pool(&w, 0, 7, 0);
   pthread_t thread;
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
   CHECK(!pthread_create(&thread, NULL, refer_to_pool, NULL));
   for (int i = 0; i < 2000; i++) {
     void *p;
@@ -180,10 +178,9 @@ static void share(worker *t)
 /* Of a pool of its own. */
 static void take_checkpoint_and_go_back(worker *t)
 {
-  esper_pool *own;
   esper_checkpoint *checkpoint;
   uint64_t id = POOL_ID + 100 + (uint64_t)t->self;
-  CHECK_OK(esper_pool_create(w.core, 0, id, 0, &own));
+  esper_pool *own = world_pool(&w, 0, id, 0);
   void *p = try_malloc(draw_size(t), draw_stream(t), own);
   CHECK_OK(esper_checkpoint_take(w.core, 0, id, 0, &checkpoint));
   try_malloc(draw_size(t), draw_stream(t), own);
@@ -293,7 +290,7 @@ TEST(everything_happens_beside_everything)
   sim_on_failure(w.s, not_so_strict, NULL);
   core_set_pages_moved(w.core, 256);
   for (uint64_t i = 0; i < SHARED_POOLS; i++)
-    CHECK_OK(esper_pool_create(w.core, 0, POOL_ID + i, 0, &pools[i]));
+    pools[i] = world_pool(&w, 0, POOL_ID + i, 0);
   worker workers[THREADS];
   pthread_t threads[THREADS];
   for (int i = 0; i < THREADS; i++) {
