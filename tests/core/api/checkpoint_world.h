@@ -21,8 +21,7 @@ static inline void begin_with(const sim_options *options)
 
 static inline void begin(void)
 {
-  sim_options options = {WHEN_TOLD};
-  begin_with(&options);
+  begin_with(&(sim_options){WHEN_TOLD});
 }
 
 static inline void *get(size_t size, esper_stream stream)

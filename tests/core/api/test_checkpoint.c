@@ -121,10 +121,9 @@ SCENE(misuse_is_refused_and_changes_nothing)
 }
 
 /* They are given back by empty_cache even while the pool is referred to. */
-TEST(addresses_that_never_had_memory_are_no_part_of_a_checkpoint)
+SCENE_WITH(addresses_that_never_had_memory_are_no_part_of_a_checkpoint,
+           begin_with(&(sim_options){WHEN_TOLD, .virtual_memory = 1}))
 {
-  sim_options options = {WHEN_TOLD, .virtual_memory = 1};
-  begin_with(&options);
   void *p;
   sim_fail_call(w.s, SIM_CALL_page_create, 1, ESPER_DEVICE_ERROR);
   CHECK_STATUS(esper_malloc_from(w.core, pool, 30 * MIB, r, &p), ESPER_DEVICE_ERROR);
@@ -139,5 +138,4 @@ TEST(addresses_that_never_had_memory_are_no_part_of_a_checkpoint)
   CHECK_EQ(delta.live_count, 0);
   free(delta.freed);
   esper_checkpoint_free(checkpoint);
-  end();
 }

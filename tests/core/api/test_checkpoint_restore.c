@@ -38,10 +38,9 @@ SCENE(what_was_live_is_live_again_at_its_address)
 }
 
 /* A block that was lent when the checkpoint was taken is lent again. */
-TEST(a_borrower_is_a_borrower_again)
+SCENE_WITH(a_borrower_is_a_borrower_again,
+           begin_with(&(sim_options){WHEN_TOLD, .capacity = 20 * MIB}))
 {
-  sim_options options = {WHEN_TOLD, .capacity = 20 * MIB};
-  begin_with(&options);
   void *a = get(6 * MIB, r);
   get(14 * MIB, r); /* no room beside it */
   world_kernel(&w, r, a);
@@ -66,7 +65,6 @@ TEST(a_borrower_is_a_borrower_again)
   CHECK(get(6 * MIB, r) == a);
   CHECK_EQ(sim_pending_all(w.s), 0); /* the host has waited */
   esper_checkpoint_free(checkpoint);
-  end();
 }
 
 /* A segment with the same address is not the same segment. */
@@ -114,16 +112,15 @@ SCENE(without_host_memory_nothing_changes)
   esper_checkpoint_free(checkpoint);
 }
 
-/* Random programs: whatever happened in between, the live set comes back. */
-static void random_programs(bool mapped)
+/* Whatever happened in between, the live set comes back, of classic segments and of mapped ones. */
+TEST(random_programs_come_back)
 {
   enum { LIVE = 40, ROUNDS = 300 };
-  for (uint64_t seed = 1; seed <= 3; seed++) {
-    sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                           .completion = SIM_SEEDED,
-                           .seed = seed,
-                           .virtual_memory = mapped};
-    begin_with(&options);
+  for (uint64_t seed = 1; seed <= 6; seed++) {
+    begin_with(&(sim_options){.oracle = SIM_ORACLE_KNOWN,
+                              .completion = SIM_SEEDED,
+                              .seed = seed,
+                              .virtual_memory = seed > 3});
     esper_checkpoint *checkpoint = NULL;
     struct {
       void *p;
@@ -176,16 +173,6 @@ static void random_programs(bool mapped)
     esper_checkpoint_free(checkpoint);
     end();
   }
-}
-
-TEST(random_programs_come_back)
-{
-  random_programs(false);
-}
-
-TEST(random_programs_on_pages_come_back)
-{
-  random_programs(true);
 }
 
 SCENE_WITH(memory_that_sleeps_is_not_restored,

@@ -5,11 +5,8 @@
 
 static void begin(bool mapped)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .completion = SIM_AT_ONCE,
-                         .virtual_memory = mapped};
   esper_config config = {.segments = mapped ? ESPER_SEGMENTS_MAPPED : ESPER_SEGMENTS_CLASSIC};
-  begin_on(options, &config);
+  begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN, .virtual_memory = mapped}, &config);
 }
 
 static esper_pool *make(uint64_t id)

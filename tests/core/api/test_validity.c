@@ -12,8 +12,7 @@ static device_t *device;
 /* A core with memory of each kind: live, cached, pending, in a private pool and in a graph. */
 static void begin(void)
 {
-  sim_options options = {.devices = 2, .completion = SIM_WHEN_TOLD};
-  begin_on(options, NULL);
+  begin_on((sim_options){.devices = 2, .completion = SIM_WHEN_TOLD}, NULL);
   device = &w.core->devices[0];
   world_malloc_from(&w, world_pool(&w, 0, 7, 0), 12 * MIB, r);
   void *live = world_malloc(&w, 6 * MIB, r), *pending = world_malloc(&w, 6 * MIB, r);

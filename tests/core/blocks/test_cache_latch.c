@@ -18,8 +18,7 @@ static block_cache_t *cache; /* of r */
 
 static void begin(void)
 {
-  sim_options options = {.completion = SIM_AT_ONCE};
-  begin_on(options, NULL);
+  begin_on((sim_options){.completion = SIM_AT_ONCE}, NULL);
   void *p = world_malloc(&w, SIZE, r), *q[2];
   for (int i = 0; i < 2; i++)
     q[i] = world_malloc(&w, SIZE, s);

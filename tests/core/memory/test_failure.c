@@ -34,10 +34,8 @@ static void check_failed_device(void *live)
 
 static void begin_with_two(void)
 {
-  sim_options options = {WHEN_TOLD, .devices = 2, .virtual_memory = 1, .capacity = 256 * MIB};
-  static const esper_config CONFIG = {.large_segment_size = 20 * MIB,
-                                      .segments = ESPER_SEGMENTS_MAPPED};
-  begin_on(options, &CONFIG);
+  begin_on((sim_options){WHEN_TOLD, .devices = 2, .virtual_memory = 1, .capacity = 256 * MIB},
+           &(esper_config){.large_segment_size = 20 * MIB, .segments = ESPER_SEGMENTS_MAPPED});
 }
 
 TEST(a_page_that_the_driver_keeps)
@@ -57,9 +55,8 @@ TEST(a_page_that_the_driver_keeps)
 
 TEST(a_segment_that_the_driver_keeps)
 {
-  static const esper_config CLASSIC = {.segments = ESPER_SEGMENTS_CLASSIC};
-  sim_options options = {WHEN_TOLD, .devices = 2};
-  begin_on(options, &CLASSIC);
+  begin_on((sim_options){WHEN_TOLD, .devices = 2},
+           &(esper_config){.segments = ESPER_SEGMENTS_CLASSIC});
   void *live = get(20, r);
   world_free(&w, get(40, r));
   refuse(SIM_CALL_memory_free, 1);
@@ -116,15 +113,22 @@ TEST(a_page_behind_a_fence_that_the_driver_keeps)
 
 /* ---- sleep and wake -------------------------------------------------------- */
 
+/* Beside the live block that it returns 80 MiB sleep. */
+static void *begin_asleep(void)
+{
+  begin_with_two();
+  void *live = get(20, r);
+  for (int k = 0; k < 4; k++)
+    get_as("weights", 20 * MIB, r);
+  sleep_all_of("weights");
+  return live;
+}
+
 TEST(memory_that_could_not_wake)
 {
   static const sim_call CALLS[] = {SIM_CALL_copy_to_device, SIM_CALL_event_synchronize};
   for (int c = 0; c < 2; c++) {
-    begin_with_two();
-    void *live = get(20, r);
-    for (int k = 0; k < 4; k++)
-      get_as("weights", 20 * MIB, r);
-    sleep_all_of("weights");
+    void *live = begin_asleep();
     refuse(CALLS[c], 1);
     CHECK_STATUS(try_wake("weights"), ESPER_DEVICE_ERROR);
     CHECK_STATUS(try_wake("weights"), ESPER_DEVICE_ERROR);
@@ -135,11 +139,7 @@ TEST(memory_that_could_not_wake)
 /* Too little memory is no failure: all of it sleeps on, unless what had come does not go back. */
 TEST(a_wake_that_cannot_be_undone)
 {
-  begin_with_two();
-  void *live = get(20, r);
-  for (int k = 0; k < 4; k++)
-    get_as("weights", 20 * MIB, r);
-  sleep_all_of("weights");
+  void *live = begin_asleep();
   sim_fail_calls_from(w.s, SIM_CALL_page_create, 3, ESPER_OUT_OF_MEMORY);
   CHECK_STATUS(try_wake("weights"), ESPER_OUT_OF_MEMORY);
   CHECK(!world_has_failed(&w, 0));
@@ -156,10 +156,7 @@ TEST(host_memory_that_a_copy_may_still_write_to_stays)
 {
   static const sim_call CALLS[] = {SIM_CALL_event_synchronize, SIM_CALL_event_record};
   for (int c = 0; c < 2; c++) {
-    sim_options options = {WHEN_TOLD, .virtual_memory = 1, .backed = 1, .devices = 2};
-    world_begin_with(&w, &options, NULL);
-    r = w.stream[0];
-    s = w.stream[1];
+    begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1, .backed = 1, .devices = 2}, NULL);
     void *live = get_as("weights", 4 * MIB, r);
     refuse(CALLS[c], c ? 1 : 2); /* first the devices are waited for, by an event for all streams */
     refuse(SIM_CALL_device_synchronize, 1);
@@ -174,10 +171,8 @@ TEST(host_memory_that_a_copy_may_still_write_to_stays)
 /* Nor does it go when the core is destroyed. */
 TEST(host_memory_that_a_copy_may_still_write_to_stays_after_the_core)
 {
-  sim_options options = {.completion = SIM_WHEN_TOLD, .virtual_memory = 1, .backed = 1};
-  world_begin_with(&w, &options, NULL);
-  void *p;
-  CHECK_OK(esper_malloc(w.core, 4 * MIB, w.stream[0], &p));
+  begin_on((sim_options){.completion = SIM_WHEN_TOLD, .virtual_memory = 1, .backed = 1}, NULL);
+  CHECK_OK(try_malloc(4 * MIB, r));
   refuse(SIM_CALL_event_record, 1);
   refuse(SIM_CALL_device_synchronize, 1);
   CHECK_STATUS(try_sleep(NULL, ESPER_KEEP_HOST, NULL), ESPER_DEVICE_ERROR);

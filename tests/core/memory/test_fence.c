@@ -91,20 +91,15 @@ SCENE_WITH(memory_freed_after_the_fence_goes_too, begin_fenced(64))
   CHECK(!is_mapped(p));
 }
 
-TEST(a_peer_sees_memory_behind_a_fence)
+SCENE_WITH(a_peer_sees_memory_behind_a_fence,
+           begin_on((sim_options){WHEN_TOLD, .devices = 2, .virtual_memory = 1}, NULL))
 {
-  sim_options options = {.devices = 2,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .virtual_memory = 1,
-                         .capacity = 64 * MIB};
-  begin_on(options, NULL);
   CHECK_OK(esper_fence(w.core, 1));
   void *p = get(1, r);
   CHECK(!sim_may_access(w.s, 1, p, MIB));
   CHECK_OK(esper_add_peer(w.core, 0, 1));
   CHECK(sim_may_access(w.s, 1, p, MIB));
   CHECK(sim_may_access(w.s, 1, get(1, r), MIB));
-  end();
 }
 
 /* The addresses of a device of 4 MiB are soon used up. */
@@ -236,16 +231,14 @@ static void *allocate_and_free(void *number)
   return NULL;
 }
 
-TEST(threads_share_the_addresses)
+SCENE_WITH(threads_share_the_addresses,
+           begin_on((sim_options){.virtual_memory = 1, .capacity = 256 * MIB}, NULL))
 {
-  sim_options options = {.virtual_memory = 1, .capacity = 256 * MIB};
   pthread_t threads[THREADS];
-  world_begin_with(&w, &options, NULL);
   for (int i = 0; i < THREADS; i++)
     CHECK(!pthread_create(&threads[i], NULL, allocate_and_free, (void *)(intptr_t)i));
   for (int i = 0; i < THREADS; i++)
     CHECK(!pthread_join(threads[i], NULL));
   for (int i = 0; i < THREADS; i++)
     CHECK_OK(esper_free(w.core, atomic_exchange(&handed_over[i], NULL)));
-  end();
 }

@@ -12,8 +12,7 @@ enum { X = 12, Y = 14 }; /* MiB: each has a segment of its own */
 
 static inline void begin_with(const esper_config *config, size_t capacity)
 {
-  sim_options options = {WHEN_TOLD, .capacity = capacity};
-  begin_on(options, config);
+  begin_on((sim_options){WHEN_TOLD, .capacity = capacity}, config);
   o = w.stream[3];
 }
 

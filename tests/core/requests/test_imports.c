@@ -168,10 +168,9 @@ SCENE(names_that_make_no_sense_are_refused)
 
 TEST(a_device_without_pages_opens_none)
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN};
   esper_page_name name = {.size = 2 * MIB};
   void *base;
-  world_begin_with(&w, &options, NULL);
+  world_begin(&w);
   CHECK_STATUS(esper_open_shared(w.core, 0, &name, 1, &base), ESPER_UNSUPPORTED);
   CHECK(strstr(esper_last_error(), "classic segments"));
   world_end(&w);

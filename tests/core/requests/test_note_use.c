@@ -36,18 +36,15 @@ SCENE(a_note_costs_no_event_until_the_free)
   CHECK_EQ(sim_calls(w.s, SIM_CALL_event_record), 2);
 }
 
-static device_t *held;
-
 static void note_meanwhile(void *x)
 {
   note(x, r);
   note(x, s);
 }
 
-TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
+SCENE_WITH(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps,
+           begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1}, NULL))
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 64 * MIB};
-  begin_on(options, NULL);
   const char *cold = "cold";
   CHECK_OK(esper_tag_push(cold));
   void *asleep = world_malloc(&w, 12 * MIB, r);
@@ -56,7 +53,7 @@ TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
   note(x, s);
   note(asleep, s);
   CHECK_OK(esper_sleep(w.core, 0, &cold, 1, ESPER_KEEP_HOST, NULL));
-  held = &w.core->devices[0];
+  device_t *held = &w.core->devices[0];
   lock(&held->lock);
   check_on_another_thread(note_meanwhile, x); /* it ends */
   unlock(&held->lock);
@@ -64,7 +61,6 @@ TEST(a_note_on_memory_that_is_awake_takes_no_lock_while_other_memory_sleeps)
   CHECK_STATUS(esper_note_use(w.core, (const void *[]){asleep}, 1, r), ESPER_ASLEEP);
   CHECK_OK(esper_wake(w.core, 0, &cold, 1, NULL));
   CHECK_OK(esper_note_use(w.core, (const void *[]){asleep}, 1, s));
-  end();
 }
 
 /* Free blocks are in a tree, whose links are where live ones remember their notes. */

@@ -218,10 +218,9 @@ TEST(live_memory_serves_the_next_capture_only_if_its_owner_was_waited_for)
 
 /* A graph of device 0's pool reads x on a stream of device 1, and is replayed there by another one.
  * The use has no point in the graph. The pool was begun again in between. */
-TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
+SCENE_WITH(what_another_device_reads_is_held_when_a_pool_is_begun_again,
+           begin_on((sim_options){WHEN_TOLD, .devices = 2}, NULL))
 {
-  sim_options options = {WHEN_TOLD, .devices = 2};
-  begin_on(options, NULL);
   esper_stream far = world_stream(&w, 1), on = world_stream(&w, 1);
   world_free(&w, world_malloc(&w, 512, far));
   CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
@@ -246,7 +245,6 @@ TEST(what_another_device_reads_is_held_when_a_pool_is_begun_again)
   CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
   CHECK_OK(esper_pool_empty(w.core, 0, 1, 0)); /* or the oracle complains */
   sim_run_all(w.s);
-  end();
 }
 
 /* ---- where the host cannot wait for all streams -------------------------------- */

@@ -3,10 +3,13 @@
 
 #include "sleep_world.h"
 
-TEST(contents_are_back_for_every_stream)
+static void begin_backed(void)
 {
-  sim_options options = {WHEN_TOLD, .virtual_memory = 1, .capacity = 64 * MIB, .backed = 1};
-  begin_on(options, NULL);
+  begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1, .capacity = 64 * MIB, .backed = 1}, NULL);
+}
+
+SCENE_WITH(contents_are_back_for_every_stream, begin_backed())
+{
   enum { COUNT = 40 };
   unsigned char *p[COUNT];
   for (int i = 0; i < COUNT; i++) {
@@ -26,16 +29,10 @@ TEST(contents_are_back_for_every_stream)
       memset(p[i] + 8, 'a' + i, 500);
     }
   }
-  end();
 }
 
-TEST(what_was_kept_as_nothing_wakes_as_zeros)
+SCENE_WITH(what_was_kept_as_nothing_wakes_as_zeros, begin_backed())
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN,
-                         .virtual_memory = 1,
-                         .capacity = 64 * MIB,
-                         .backed = 1};
-  begin_on(options, NULL);
   sim_allow_loss(w.s, 1);
   unsigned char *p = get_as("kv", 4 * MIB, r);
   memset(p, 'x', 4 * MIB);
@@ -43,7 +40,6 @@ TEST(what_was_kept_as_nothing_wakes_as_zeros)
   wake("kv");
   for (size_t i = 0; i < 4 * MIB; i++)
     CHECK(!p[i]);
-  end();
 }
 
 SCENE(host_memory_serves_the_next_sleep_and_can_be_given_back)

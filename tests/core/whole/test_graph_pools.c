@@ -131,8 +131,7 @@ typedef struct {
 
 static void owe_again_and_again(owing how)
 {
-  sim_options options = {.oracle = SIM_ORACLE_OFF, .completion = SIM_WHEN_TOLD};
-  begin_on(options, NULL);
+  begin_on((sim_options){.oracle = SIM_ORACLE_OFF, .completion = SIM_WHEN_TOLD}, NULL);
   void *x, *y;
   sim_graph *earlier = NULL;
   world_pool(&w, 0, 1, 0);

@@ -15,11 +15,6 @@ static pthread_t start(void *work(void *), void *argument)
   return thread;
 }
 
-static sim_options on_pages(size_t capacity)
-{
-  return (sim_options){.virtual_memory = 1, .capacity = capacity};
-}
-
 /* Another thread's malloc, while a call holds memory. */
 static struct {
   size_t size;
@@ -60,82 +55,75 @@ static void prepare_malloc_beside(size_t size, int stream)
   atomic_store(&beside.returned, false);
 }
 
-static void begin_beside(size_t size, esper_segments segments, sim_call during)
+static void begin_at_once(esper_segments segments)
 {
-  sim_options options = on_pages(256 * MIB);
-  options.completion = SIM_AT_ONCE;
-  esper_config config = {.segments = segments};
-  world_begin_with(&w, &options, &config);
+  begin_on((sim_options){.virtual_memory = 1, .completion = SIM_AT_ONCE, .capacity = 256 * MIB},
+           &(esper_config){.segments = segments});
+}
+
+static void begin_beside(esper_segments segments, sim_call during)
+{
+  begin_at_once(segments);
   world_free(&w, world_malloc(&w, 100 * MIB, w.stream[0]));
   sim_set_capacity(w.s, 0, 100 * MIB); /* no more than that */
-  prepare_malloc_beside(size, 2);
+  prepare_malloc_beside(64 * MIB, 2);
   sim_before_call(w.s, during, begin_malloc_beside, NULL);
 }
 
-/* `p` may be NULL. */
-static void end_beside_with(void *p)
+static void join_malloc_beside(void)
 {
   CHECK(beside.begun);
   pthread_join(beside.thread, NULL);
   CHECK_STATUS(beside.status, ESPER_OK);
-  world_free(&w, p);
-  world_end(&w);
 }
 
 static void end_beside(void)
 {
-  end_beside_with(NULL);
+  join_malloc_beside();
+  end();
 }
 
 /* None is exhausted while memory is on its way back to the driver, nor while it moves for
  * a request that fails. */
 TEST(what_others_may_not_keep_is_waited_for)
 {
-  begin_beside(64 * MIB, ESPER_SEGMENTS_MAPPED, SIM_CALL_page_unmap);
+  begin_beside(ESPER_SEGMENTS_MAPPED, SIM_CALL_page_unmap);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   end_beside();
-  begin_beside(64 * MIB, ESPER_SEGMENTS_CLASSIC, SIM_CALL_memory_free);
+  begin_beside(ESPER_SEGMENTS_CLASSIC, SIM_CALL_memory_free);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   end_beside();
-  begin_beside(64 * MIB, ESPER_SEGMENTS_MAPPED, SIM_CALL_page_map);
+  begin_beside(ESPER_SEGMENTS_MAPPED, SIM_CALL_page_map);
   CHECK_STATUS(try_malloc(108 * MIB, w.stream[1]), ESPER_OUT_OF_MEMORY);
   end_beside();
 }
 
 TEST(what_is_going_to_sleep_is_waited_for)
 {
-  sim_options options = on_pages(100 * MIB);
-  options.completion = SIM_AT_ONCE;
-  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
   const char *cold = "cold";
-  world_begin_with(&w, &options, &config);
+  begin_at_once(ESPER_SEGMENTS_MAPPED);
+  sim_set_capacity(w.s, 0, 100 * MIB);
   CHECK_OK(esper_tag_push(cold));
-  void *p = world_malloc(&w, 90 * MIB, w.stream[0]);
+  world_malloc(&w, 90 * MIB, r);
   CHECK_OK(esper_tag_pop());
   prepare_malloc_beside(60 * MIB, 2);
   sim_before_call(w.s, SIM_CALL_copy_to_host, begin_malloc_beside, NULL);
   CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
-  CHECK(beside.begun);
-  pthread_join(beside.thread, NULL);
-  CHECK_STATUS(beside.status, ESPER_OK);
+  join_malloc_beside();
   CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
-  world_free(&w, p);
-  world_end(&w);
+  end();
 }
 
 /* What comes from the driver is more than was asked for, and there is no more of it. */
 static void leave_a_rest(size_t size, esper_segments segments, size_t capacity, sim_call during)
 {
   for (int stream = 1; stream < 3; stream++) {
-    sim_options options = on_pages(256 * MIB);
-    options.completion = SIM_AT_ONCE;
-    esper_config config = {.segments = segments};
-    world_begin_with(&w, &options, &config);
+    begin_at_once(segments);
     sim_set_capacity(w.s, 0, capacity);
     prepare_malloc_beside(size, stream);
     sim_after_call(w.s, during, begin_malloc_beside, NULL);
-    void *p = world_malloc(&w, size, w.stream[1]);
-    end_beside_with(p);
+    world_malloc(&w, size, w.stream[1]);
+    end_beside();
   }
 }
 

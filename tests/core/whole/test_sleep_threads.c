@@ -136,12 +136,11 @@ static void start_sharing(void *block, sim_call call, int device, void *object)
     ;
 }
 
-TEST(another_thread_shares_memory_while_it_wakes)
+SCENE_WITH(another_thread_shares_memory_while_it_wakes,
+           begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1},
+                    &(esper_config){.large_segment_size = 4 * MIB}))
 {
-  sim_options options = {.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1, .capacity = 256 * MIB};
-  esper_config pages_of_4_mib = {.large_segment_size = 4 * MIB};
   const char *cold = "cold";
-  world_begin_with(&w, &options, &pages_of_4_mib);
   for (int cycle = 0; cycle < CYCLES; cycle++) {
     CHECK_OK(esper_tag_push(cold));
     void *p = world_malloc(&w, 50 * MIB, w.stream[0]);
@@ -157,7 +156,6 @@ TEST(another_thread_shares_memory_while_it_wakes)
     world_free(&w, p);
     CHECK(esper_unshare(w.core) > 0);
   }
-  world_end(&w);
 }
 
 /* ---- what others may do while memory is copied ---------------------------- */
