@@ -62,12 +62,12 @@ TEST(without_host_memory_there_is_no_table)
 
 /* ---- pages in a block ------------------------------------------------------------ */
 
-/* The pages in [begin, end), as bytes from the segment's beginning. */
-static size_t within(size_t begin_at, size_t end_at, size_t enough, size_t most, size_t *from)
+/* The pages of a block that ends with the eighth, as bytes from the segment's beginning. */
+static size_t within(size_t begin_at, size_t enough, size_t most, size_t *from)
 {
   block_t block = {.segment = &segment,
                    .address = segment.address + begin_at,
-                   .size = end_at - begin_at};
+                   .size = 8 * G - begin_at};
   uintptr_t first = 0;
   size_t size = pages_within(&block, enough, most, &first);
   *from = size ? first - segment.address : SIZE_MAX;
@@ -79,13 +79,13 @@ SCENE(no_more_pages_are_taken_than_enough)
   size_t from;
   for (size_t i = 0; i < 4; i++)
     add(2 * i, 2, i);
-  CHECK_EQ(within(0, 8 * G, 0, SIZE_MAX, &from), 0);
-  CHECK_EQ(within(0, 8 * G, 1, SIZE_MAX, &from), 2 * G);
-  CHECK_EQ(within(0, 8 * G, 2 * G, SIZE_MAX, &from), 2 * G);
-  CHECK_EQ(within(0, 8 * G, 2 * G + 1, SIZE_MAX, &from), 4 * G);
-  CHECK_EQ(within(0, 8 * G, SIZE_MAX, 5 * G, &from), 4 * G); /* a third is too much */
-  CHECK_EQ(within(0, 8 * G, SIZE_MAX, 2 * G - 1, &from), 0);
-  CHECK_EQ(within(512, 8 * G, SIZE_MAX, 2 * G, &from), 2 * G);
+  CHECK_EQ(within(0, 0, SIZE_MAX, &from), 0);
+  CHECK_EQ(within(0, 1, SIZE_MAX, &from), 2 * G);
+  CHECK_EQ(within(0, 2 * G, SIZE_MAX, &from), 2 * G);
+  CHECK_EQ(within(0, 2 * G + 1, SIZE_MAX, &from), 4 * G);
+  CHECK_EQ(within(0, SIZE_MAX, 5 * G, &from), 4 * G); /* a third is too much */
+  CHECK_EQ(within(0, SIZE_MAX, 2 * G - 1, &from), 0);
+  CHECK_EQ(within(512, SIZE_MAX, 2 * G, &from), 2 * G);
   CHECK_EQ(from, 2 * G);
 }
 
@@ -123,69 +123,45 @@ static void begin_tiled(void)
   CHECK(pages_are_valid(&segment));
 }
 
-static void end_invalid(void)
+/* What the statement does to a segment that is tiled is noticed. */
+#define CHECK_NOTICED(statement)       \
+  do {                                 \
+    begin_tiled();                     \
+    statement;                         \
+    CHECK(!pages_are_valid(&segment)); \
+    end();                             \
+  } while (0)
+
+TEST(what_is_wrong_with_a_page_is_noticed)
 {
-  CHECK(!pages_are_valid(&segment));
-  end();
+  CHECK_NOTICED(page_remove(&segment, on(1)));
+  CHECK_NOTICED(segment.touched = 9); /* of its last page */
+  CHECK_NOTICED(add(3, 1, 9));        /* in a hole */
+  CHECK_NOTICED(segment.pages[9].granules = 1);
+  CHECK_NOTICED(segment.pages[9].first = 9);
+  CHECK_NOTICED(segment.pages[9].shared = (shared_t *)&device);
+  CHECK_NOTICED(on(4)->stale = false);
+  CHECK_NOTICED(on(0)->stale = true);
+  CHECK_NOTICED(segment.bytes += 512);
 }
 
-TEST(a_block_without_a_page_is_noticed)
+SCENE_WITH(a_page_may_come_where_another_thread_fills_a_hole, begin_tiled())
 {
-  begin_tiled();
-  page_remove(&segment, on(1));
-  end_invalid();
-  begin_tiled();
-  segment.touched = 9; /* of its last page */
-  end_invalid();
-}
-
-SCENE_WITH(a_hole_with_a_page_is_noticed, begin_tiled())
-{
-  add(3, 1, 9);
-  end_invalid();
-  begin_tiled();
-  add(6, 1, 9); /* but not where another thread is filling one */
+  add(6, 1, 9);
   CHECK(pages_are_valid(&segment));
 }
 
-TEST(a_page_whose_entries_differ_is_noticed)
-{
-  begin_tiled();
-  segment.pages[9].granules = 1;
-  end_invalid();
-  begin_tiled();
-  segment.pages[9].first = 9;
-  end_invalid();
-  begin_tiled();
-  segment.pages[9].shared = (shared_t *)&device;
-  end_invalid();
-}
-
-TEST(a_page_that_is_stale_in_the_wrong_place_is_noticed)
-{
-  begin_tiled();
-  on(4)->stale = false;
-  end_invalid();
-  begin_tiled();
-  on(0)->stale = true;
-  end_invalid();
-}
-
-TEST(bytes_that_do_not_add_up_are_noticed)
-{
-  begin_tiled();
-  segment.bytes += 512;
-  end_invalid();
-}
-
-TEST(a_hole_that_begins_within_a_granule_is_noticed)
+static void part_the_hole(void)
 {
   block_t *hole = &piece[2], *half = &piece[7];
-  begin_tiled();
   *half = *hole;
   half->address += MIB;
   half->size -= MIB;
   hole->size = MIB;
   hole->next = half;
-  end_invalid();
+}
+
+TEST(a_hole_that_begins_within_a_granule_is_noticed)
+{
+  CHECK_NOTICED(part_the_hole());
 }
