@@ -29,16 +29,6 @@ TEST(without_host_memory_no_core_is_made)
   sim_destroy(s);
 }
 
-TEST(a_core_is_not_made_with_a_bad_configuration)
-{
-  sim *s = sim_create(NULL);
-  esper_core *core;
-  esper_config config = {.rejection_share = 2};
-  CHECK_STATUS(esper_core_create(sim_driver(s), &config, &core), ESPER_INVALID);
-  CHECK(!core);
-  sim_destroy(s);
-}
-
 TEST(the_configuration_is_replaced_as_a_whole)
 {
   world w;

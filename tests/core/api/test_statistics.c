@@ -63,23 +63,6 @@ SCENE_WITH(who_only_looks_wakes_no_device,
 
 /* ---- statistics ------------------------------------------------------------------- */
 
-SCENE(peaks_and_totals_are_reset)
-{
-  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 512, r);
-  world_free(&w, p);
-  CHECK_OK(esper_reset_peak_stats(w.core, 0));
-  esper_stats now = world_stats(&w, 0);
-  CHECK_EQ(now.allocated_bytes[ESPER_ALL].peak, 512);
-  CHECK_EQ(now.active_bytes[ESPER_ALL].peak, 512);
-  CHECK_EQ(now.allocated_bytes[ESPER_ALL].allocated, 12 * MIB + 512);
-  CHECK_OK(esper_reset_accumulated_stats(w.core, 0));
-  now = world_stats(&w, 0);
-  check_stat(now.allocated_bytes[ESPER_ALL], 512, 512, 0, 0);
-  CHECK_EQ(now.num_device_alloc, 0);
-  world_free(&w, q);
-  CHECK_EQ(world_stats(&w, 0).allocated_bytes[ESPER_ALL].freed, 512);
-}
-
 /* Nobody has to ask the events first. */
 SCENE(figures_count_what_is_over_as_over)
 {

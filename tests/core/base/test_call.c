@@ -4,33 +4,12 @@
 #include "check.h"
 #include "world.h"
 
-static uint64_t calls(const esper_core *core, const char *name)
-{
-  for (int i = 0; esper_driver_call_name(i); i++)
-    if (!strcmp(esper_driver_call_name(i), name))
-      return esper_driver_calls(core, i);
-  check_failed(__FILE__, __LINE__, "no call is named %s", name);
-}
-
 TEST(every_function_of_the_driver_has_a_counter_and_a_name)
 {
   int count = 0;
   while (esper_driver_call_name(count))
     count++;
   CHECK_EQ(count, CALL_COUNT);
-}
-
-TEST(calls_are_counted_by_function)
-{
-  world w;
-  size_t free_bytes, total;
-  world_begin(&w);
-  uint64_t before = calls(w.core, "memory_info"), others = calls(w.core, "memory_alloc");
-  for (int i = 0; i < 3; i++)
-    CHECK_OK(call_memory_info(w.core, 0, &free_bytes, &total));
-  CHECK_EQ(calls(w.core, "memory_info"), before + 3);
-  CHECK_EQ(calls(w.core, "memory_alloc"), others);
-  world_end(&w);
 }
 
 TEST(a_driver_that_is_being_unloaded_is_not_called_again)

@@ -184,16 +184,6 @@ SCENE(where_the_granule_is_not_known_segments_are_classic)
   CHECK_EQ(calls(SIM_CALL_page_granularity), 2);
 }
 
-TEST(where_pages_cannot_be_mapped_segments_are_classic)
-{
-  esper_config config = {.segments = ESPER_SEGMENTS_MAPPED};
-  begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN}, &config);
-  get(5, r);
-  CHECK_EQ(reserved_mib(), 20);
-  CHECK_EQ(calls(SIM_CALL_range_reserve), 0);
-  end();
-}
-
 SCENE(without_addresses_segments_are_classic)
 {
   sim_fail_call(w.s, SIM_CALL_range_reserve, 1, ESPER_OUT_OF_MEMORY);

@@ -44,12 +44,6 @@ TEST(beyond_the_allowance_the_host_waits_for_the_oldest)
   }
 }
 
-SCENE_WITH(the_default_is_128_mib, begin_with(1024 * MIB, 0))
-{
-  CHECK(world_malloc(&w, 512, r));
-  CHECK_EQ(world_counters(&w, 0).allowance, 128 * MIB);
-}
-
 /* Then all that is pending is waited for, whatever the allowance. */
 SCENE_WITH(what_is_pending_is_waited_for_when_memory_cannot_grow, begin_with(1024 * MIB, 512 * MIB))
 {
@@ -93,12 +87,6 @@ static void drain_by_waiting(void)
   sim_after_call(w.s, SIM_CALL_event_wait, complete_all, NULL);
   world_malloc(&w, 12 * MIB, r);
   CHECK_EQ(held_back(), 1);
-}
-
-SCENE_WITH(a_wait_that_left_the_streams_idle_doubles_the_allowance, begin_holding())
-{
-  drain_by_waiting();
-  CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
 }
 
 SCENE_WITH(the_allowance_is_not_raised_beyond_what_is_left, begin_with(100 * MIB, 40 * MIB))
@@ -146,10 +134,11 @@ SCENE_WITH(waits_for_a_mortal_stream_raise_the_allowance_too, begin_holding())
   sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
 }
 
-SCENE_WITH(a_new_allowance_is_not_raised_yet, begin_holding())
+SCENE_WITH(a_wait_that_left_the_streams_idle_doubles_the_allowance, begin_holding())
 {
   drain_by_waiting();
   CHECK_EQ(world_counters(&w, 0).allowance, 80 * MIB);
+  /* A new one is not raised yet. */
   CHECK_OK(esper_configure(w.core, &(esper_config){.allowance = 64 * MIB}));
   CHECK_EQ(world_counters(&w, 0).allowance, 64 * MIB);
   sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);

@@ -1,14 +1,6 @@
 /* malloc and free, in the order of the steps of requests/malloc.c. */
 #include "malloc_world.h"
 
-SCENE(zero_bytes_are_null)
-{
-  void *p = &w;
-  CHECK_OK(esper_malloc(w.core, 0, r, &p));
-  CHECK(!p);
-  CHECK_OK(esper_free(w.core, NULL));
-}
-
 SCENE(a_pending_block_is_ready_as_soon_as_its_use_has_completed)
 {
   void *p = pending(12 * MIB);
