@@ -138,6 +138,18 @@ static void use_by_all(esper_stream reader, void *ptr)
     marked(esper_free_after_all(core, ptr), reader, ptr);
 }
 
+/* Ends a capture and runs its graph. A stream that is not `known`, for lack of an id, is nobody to
+ * the core. */
+static void end_and_launch(esper_stream captured, esper_stream on, bool known)
+{
+  sim_graph *graph = sim_capture_end(s, 0, captured.handle);
+  EXPECT(graph || !known);
+  if (graph) {
+    sim_graph_launch(s, graph, 0, on.handle);
+    sim_graph_destroy(s, graph);
+  }
+}
+
 static int is_captured(void *context, void *stream)
 {
   const esper_stream *streams = context;
@@ -239,12 +251,7 @@ static void pool_capture(esper_stream c, esper_stream d, bool known)
   put(get(3 * MIB, c));
   put(get(100000, c));
   EXPECT(esper_core_is_valid(core));
-  sim_graph *graph = sim_capture_end(s, 0, c.handle);
-  EXPECT(graph || !known);
-  if (graph) {
-    sim_graph_launch(s, graph, 0, d.handle);
-    sim_graph_destroy(s, graph);
-  }
+  end_and_launch(c, d, known);
   if (begun) {
     EXPECT(esper_pool_end(core, 0, 5, 0, NULL) == ESPER_OK);
     EXPECT(esper_pool_release(core, 0, 5, 0) == ESPER_OK);
@@ -294,13 +301,8 @@ static void nested_captures(esper_stream c, esper_stream d, esper_stream e, bool
   sim_stream_wait_stream(s, 0, c.handle, 0, e.handle);
   put(get(400000, c));
   EXPECT(esper_core_is_valid(core));
-  sim_graph *graph = sim_capture_end(s, 0, c.handle);
-  EXPECT(graph || !known);
+  end_and_launch(c, c, known);
   EXPECT(esper_pool_end(core, 0, 6, 0, NULL) == ESPER_OK);
-  if (graph) {
-    sim_graph_launch(s, graph, 0, c.handle);
-    sim_graph_destroy(s, graph);
-  }
   if (child)
     sim_graph_destroy(s, child);
   EXPECT(esper_pool_release(core, 0, 6, 0) == ESPER_OK);
@@ -532,12 +534,7 @@ static void scenario(void)
   put(z);
   put(outside);
   esper_empty_cache(core, 0, NULL);
-  sim_graph *graph = sim_capture_end(s, 0, c.handle);
-  EXPECT(graph || !known); /* a stream without an id is nobody to the core */
-  if (graph) {
-    sim_graph_launch(s, graph, 0, c.handle);
-    sim_graph_destroy(s, graph);
-  }
+  end_and_launch(c, c, known);
   put(inside);
 
   esper_stream e = new_stream(0, immortal);
@@ -579,6 +576,26 @@ static void scenario(void)
 static void no_fault(sim_call call)
 {
   sim_fail_call(s, call, 0, ESPER_OK);
+}
+
+static void begin_device(sim_completion completion, uint64_t seed)
+{
+  sim_options options = {.devices = DEVICES,
+                         .capacity = CAPACITY * MIB,
+                         .virtual_memory = mapped,
+                         .oracle = SIM_ORACLE_KNOWN,
+                         .completion = completion,
+                         .seed = seed};
+  s = sim_create(&options);
+  EXPECT(s);
+  sim_on_failure(s, oracle_failed, NULL);
+  block_count = 0;
+}
+
+static void put_all(void)
+{
+  while (block_count)
+    put(blocks[0].ptr);
 }
 
 /* All the memory can be had again. What a capture was given stays its own. */
@@ -639,16 +656,7 @@ static bool run(sim_call call, uint64_t nth, esper_status status, bool sticky,
   snprintf(situation, sizeof situation, "%s number %llu%s answered %s, %s", sim_call_name(call),
            (unsigned long long)nth, sticky ? " and on" : "", esper_status_name(status),
            mapped ? "mapped" : "classic");
-  sim_options options = {.devices = DEVICES,
-                         .capacity = CAPACITY * MIB,
-                         .virtual_memory = mapped,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = completion,
-                         .seed = nth};
-  s = sim_create(&options);
-  EXPECT(s);
-  sim_on_failure(s, oracle_failed, NULL);
-  block_count = 0;
+  begin_device(completion, nth);
   shut_down = status == ESPER_SHUT_DOWN;
   if (sticky)
     sim_fail_calls_from(s, call, nth, status);
@@ -664,8 +672,7 @@ static bool run(sim_call call, uint64_t nth, esper_status status, bool sticky,
   scenario();
   if (sticky)
     no_fault(call);
-  while (block_count)
-    put(blocks[0].ptr);
+  put_all();
   bool reached = sim_faults(s) > 0;
   if (shut_down && reached) { /* the process is ending: be quiet */
     void *ptr;
@@ -772,16 +779,9 @@ static bool sleep_with(sim_call call, uint64_t first, uint64_t second, uint64_t 
 {
   mapped = true;
   shut_down = false;
-  block_count = 0;
   snprintf(situation, sizeof situation, "%s number %llu and call number %llu of all failed",
            sim_call_name(call), (unsigned long long)first, (unsigned long long)second);
-  sim_options options = {.devices = DEVICES,
-                         .capacity = CAPACITY * MIB,
-                         .virtual_memory = true,
-                         .oracle = SIM_ORACLE_KNOWN,
-                         .completion = second % 2 ? SIM_WHEN_TOLD : SIM_AT_ONCE};
-  s = sim_create(&options);
-  sim_on_failure(s, oracle_failed, NULL);
+  begin_device(second % 2 ? SIM_WHEN_TOLD : SIM_AT_ONCE, 0);
   EXPECT(esper_core_create(sim_driver(s), &CONFIG, &core) == ESPER_OK);
   esper_stream r = new_stream(0, ESPER_STREAM_IMMORTAL), far = new_stream(1, ESPER_STREAM_IMMORTAL);
   sim_fail_call(s, call, first, ESPER_DEVICE_ERROR);
@@ -797,8 +797,7 @@ static bool sleep_with(sim_call call, uint64_t first, uint64_t second, uint64_t 
   bool reached = sim_faults(s) > 1 || (sim_faults(s) && second > *calls);
   no_fault(call);
   no_fault(SIM_CALL_any);
-  while (block_count)
-    put(blocks[0].ptr);
+  put_all();
   check_usable();
   EXPECT(esper_core_is_valid(core));
   bool failed = has_failed(0) || has_failed(1);
@@ -833,15 +832,10 @@ TEST(the_scenario_calls_everything)
   uint64_t calls[SIM_CALL_COUNT] = {0};
   for (int kind = 0; kind < 2; kind++) {
     mapped = kind;
-    sim_options options = {WHEN_TOLD, .devices = DEVICES, .capacity = CAPACITY * MIB,
-                           .virtual_memory = mapped};
-    s = sim_create(&options);
-    sim_on_failure(s, oracle_failed, NULL);
-    block_count = 0;
+    begin_device(SIM_WHEN_TOLD, 0);
     CHECK_OK(esper_core_create(sim_driver(s), &CONFIG, &core));
     scenario();
-    while (block_count)
-      put(blocks[0].ptr);
+    put_all();
     esper_core_destroy(core);
     for (int i = 0; i < SIM_CALL_COUNT; i++)
       calls[i] += sim_calls(s, (sim_call)i);
