@@ -1,6 +1,5 @@
 /* What a black box keeps, writes and reads. */
 #include <errno.h>
-#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,11 +7,7 @@
 #include "black_box/dump.h"
 #include "black_box/lock.h"
 #include "black_box/read.h"
-#include "black_box/recorder.h"
 #include "black_box/sites.h"
-#include "draw.h"
-#include "one_world.h"
-
 #include "exchange.h"
 
 static unsigned current_site;
@@ -29,13 +24,6 @@ static void begin_with(size_t bytes)
   box_reset();
   box_find_sites(here);
   box_begin(w.core, bytes);
-}
-
-static void finish(void)
-{
-  CHECK(box_is_valid());
-  box_end();
-  end();
 }
 
 /* ---- files ----------------------------------------------------------------- */
@@ -270,21 +258,14 @@ TEST(the_last_chunk_is_used_again)
 
 TEST(threads_free_each_others_memory)
 {
-  sim_options without_oracle = {0}; /* it knows no other threads' mallocs */
-  world_begin_with(&w, &without_oracle, NULL);
-  name_streams();
-  box_reset();
-  box_begin(w.core, 8 * 64 * KIB);
-  memset(shared, 0, sizeof shared);
-  pthread_t thread[THREADS];
-  for (uintptr_t i = 0; i < THREADS; i++)
-    CHECK_EQ(pthread_create(&thread[i], NULL, exchange, (void *)i), 0);
+  pthread_t threads[THREADS];
+  begin_without_oracle(8 * 64 * KIB);
+  start_exchange(threads);
   for (int i = 0; i < 3; i++) { /* while they run, or afterwards */
     image_t image = image_of(false);
     drop_image(&image);
   }
-  for (int i = 0; i < THREADS; i++)
-    pthread_join(thread[i], NULL);
+  join_exchange(threads);
   CHECK(box_stats().chunks_used_again > 0);
   image_t image = image_of(false);
   size_t live = 0;

@@ -1,35 +1,14 @@
 /* A reader beside the program hears of each event once, and knows what is live. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "black_box/chunks.h"
 #include "black_box/follow.h"
 #include "black_box/read.h"
-#include "black_box/recorder.h"
 #include "black_box/sites.h"
-#include "draw.h"
-#include "one_world.h"
-
 #include "exchange.h"
-
-static void begin_with(size_t bytes)
-{
-  sim_options without_oracle = {0}; /* it knows no other threads' mallocs */
-  world_begin_with(&w, &without_oracle, NULL);
-  name_streams();
-  box_reset();
-  box_begin(w.core, bytes);
-}
-
-static void finish(void)
-{
-  CHECK(box_is_valid());
-  box_end();
-  end();
-}
 
 /* ---- the reader ------------------------------------------------------------- */
 
@@ -164,7 +143,7 @@ TEST(each_event_is_told_once)
   void *live[KEPT] = {0};
   uint64_t state = 1, made = 0;
   reader_t reader = {.sites = 1};
-  begin_with(4 * MIB);
+  begin_without_oracle(4 * MIB);
   for (int round = 0; round < 6; round++) {
     for (int i = 0; i < 1000 * round; i++) {
       int at = (int)draw_below(&state, KEPT);
@@ -193,7 +172,7 @@ TEST(each_event_is_told_once)
 TEST(what_was_overwritten_is_told_as_a_whole)
 {
   reader_t reader = {.sites = 1};
-  begin_with(2 * 64 * KIB);
+  begin_without_oracle(2 * 64 * KIB);
   void *old[KEPT];
   for (int i = 0; i < KEPT; i++)
     old[i] = world_malloc(&w, 512, r);
@@ -222,7 +201,7 @@ TEST(places_are_told_once)
   reader_t reader = {.sites = 1};
   char name[8000];
   memset(name, 'x', sizeof name);
-  begin_with(MIB);
+  begin_without_oracle(MIB);
   ask(&reader);
   unsigned before = reader.sites;
   for (unsigned i = 0; i < 100; i++) { /* more than one section */
@@ -242,19 +221,16 @@ TEST(places_are_told_once)
 static void exchange_while_a_reader_asks(size_t bytes)
 {
   reader_t reader = {.sites = 1};
-  begin_with(bytes);
+  begin_without_oracle(bytes);
   ask(&reader);
   uint64_t since = reader.since; /* so that no event comes late */
-  memset(shared, 0, sizeof shared);
-  pthread_t thread[THREADS];
-  for (uintptr_t i = 0; i < THREADS; i++)
-    CHECK_EQ(pthread_create(&thread[i], NULL, exchange, (void *)i), 0);
+  pthread_t threads[THREADS];
+  start_exchange(threads);
   for (int i = 0; i < 5; i++) { /* while they run, or afterwards */
     ask(&reader);
     reader.since = reader.late ? 0 : since;
   }
-  for (int i = 0; i < THREADS; i++)
-    pthread_join(thread[i], NULL);
+  join_exchange(threads);
   do
     ask(&reader);
   while (reader.late);
@@ -290,7 +266,7 @@ static void ask_without_reading(void *error)
 TEST(a_reader_that_is_gone_ends_no_process)
 {
   int error = 0;
-  begin_with(MIB);
+  begin_without_oracle(MIB);
   void *p = world_malloc(&w, 512, r);
   check_on_another_thread(ask_without_reading, &error);
   CHECK_EQ(error, EPIPE);
@@ -320,7 +296,7 @@ TEST(a_slow_reader_holds_no_lock)
   int error = 0, small = 4096;
   pthread_t thread;
   box_header_t header;
-  begin_with(4 * 64 * KIB);
+  begin_without_oracle(4 * 64 * KIB);
   slow = (reader_t){.sites = 1};
   ask(&slow);
   fill_chunks(2);
