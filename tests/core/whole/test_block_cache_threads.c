@@ -12,21 +12,32 @@ enum { THREADS = 4, TURNS = 4000, SHELF = 16 };
 static _Atomic(void *) shelf[SHELF]; /* blocks on their way to another thread */
 static atomic_bool running;
 
-/* Blocks of a few sizes, on its own stream and on a common one; freed by whoever
- * finds them. */
-static void *work(void *argument)
+/* Blocks on its own stream and on a common one, of the pool that may be NULL and of sizes that
+ * depend on what was drawn; freed by whoever finds them. */
+static void *work_with(void *argument, esper_pool *from, size_t size_of(uint64_t drawn))
 {
   uint64_t state = (uint64_t)(uintptr_t)argument;
   int self = (int)(state % THREADS);
-  static const size_t SIZES[] = {512, 512, 4096, 4096, MIB, 3 * MIB, 300 * KIB};
   for (int i = 0; i < TURNS; i++) {
     uint64_t x = draw64(&state);
     void *p;
     esper_stream stream = w.stream[x % 8 ? self : THREADS];
-    CHECK_OK(esper_malloc(w.core, SIZES[x / 8 % 7], stream, &p));
+    CHECK_OK(from ? esper_malloc_from(w.core, from, size_of(x / 8), stream, &p)
+                  : esper_malloc(w.core, size_of(x / 8), stream, &p));
     CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[x / 64 % SHELF], p)));
   }
   return NULL;
+}
+
+static size_t few_sizes(uint64_t drawn)
+{
+  static const size_t SIZES[] = {512, 512, 4096, 4096, MIB, 3 * MIB, 300 * KIB};
+  return SIZES[drawn % 7];
+}
+
+static void *work(void *argument)
+{
+  return work_with(argument, NULL, few_sizes);
 }
 
 static void *look(void *argument)
@@ -63,35 +74,22 @@ static void *look_and_empty(void *argument)
   return look(argument);
 }
 
-/* As work(), of sizes that leave holes, so that pages move. */
+/* So that pages move. */
+static size_t sizes_that_leave_holes(uint64_t drawn)
+{
+  return drawn % 3 ? (drawn / 8 % 3 + 1) * 2 * MIB : (drawn / 8 % 12 + 1) * MIB;
+}
+
 static void *work_on_pages(void *argument)
 {
-  uint64_t state = (uint64_t)(uintptr_t)argument;
-  int self = (int)(state % THREADS);
-  for (int i = 0; i < TURNS; i++) {
-    uint64_t x = draw64(&state);
-    void *p;
-    size_t size = x % 3 ? (x / 8 % 3 + 1) * 2 * MIB : (x / 8 % 12 + 1) * MIB;
-    CHECK_OK(esper_malloc(w.core, size, w.stream[x % 5 ? self : THREADS], &p));
-    CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[x / 64 % SHELF], p)));
-  }
-  return NULL;
+  return work_with(argument, NULL, sizes_that_leave_holes);
 }
 
 static esper_pool *pool;
 
-/* As work(), in a pool. */
 static void *work_in_pool(void *argument)
 {
-  uint64_t state = (uint64_t)(uintptr_t)argument;
-  int self = (int)(state % THREADS);
-  for (int i = 0; i < TURNS; i++) {
-    uint64_t x = draw64(&state);
-    void *p;
-    CHECK_OK(esper_malloc_from(w.core, pool, x % 3 ? 4096 : MIB, w.stream[self], &p));
-    CHECK_OK(esper_free(w.core, atomic_exchange(&shelf[x / 64 % SHELF], p)));
-  }
-  return NULL;
+  return work_with(argument, pool, few_sizes);
 }
 
 static void *write_down(void *argument)
@@ -182,7 +180,7 @@ SCENE_WITH(statistics_and_snapshots_are_right_while_pages_move, begin_on_pages()
 
 SCENE(checkpoints_are_of_one_moment_while_threads_allocate)
 {
-  CHECK_OK(esper_pool_create(w.core, 0, 7, 0, &pool));
+  pool = world_pool(&w, 0, 7, 0);
   run_threads(work_in_pool, write_down);
   free_shelf();
   CHECK_EQ(figures().active_bytes[ESPER_ALL].current, 0);
