@@ -35,7 +35,6 @@ enum {
   MOST_STREAMS = 12, /* of a thread */
   MOST_BLOCKS = 192,
   MOST_LIST = 6,
-  MOST_PINNED = 16,
   MOST_CAPTURES = 4, /* of a program: what they hold is never given back */
   POOL_ID = 7,       /* the first half of pools' */
 };
@@ -278,11 +277,34 @@ static void check_that_memory_ran_out(thread *t, size_t size, uint64_t pool)
   esper_snapshot_free(&snapshot);
 }
 
-static esper_status malloc_from(const thread *t, esper_pool *pool, size_t size, esper_stream es,
-                                void **ptr)
+/* Under a tag: a place in TAG_NAMES. */
+static esper_status malloc_as(const thread *t, int tag, esper_pool *pool, size_t size,
+                              esper_stream es, void **ptr)
 {
-  return pool ? esper_malloc_from(t->p->core, pool, size, es, ptr)
-              : esper_malloc(t->p->core, size, es, ptr);
+  if (tag)
+    MUST(esper_tag_push(TAG_NAMES[tag]));
+  esper_status status = pool ? esper_malloc_from(t->p->core, pool, size, es, ptr)
+                             : esper_malloc(t->p->core, size, es, ptr);
+  if (tag)
+    MUST(esper_tag_pop());
+  return status;
+}
+
+/* The core gave memory to the stream at place `on`. */
+static block *new_block(thread *t, void *ptr, int on)
+{
+  esper_block_info info;
+  esper_stream es = t->streams[on].es;
+  MUST(esper_find_block(t->p->core, ptr, &info));
+  sim_owner_begin(t->p->s, ptr, info.size, es.device, es.handle);
+  block *b = &t->blocks[t->block_count++];
+  *b = (block){.ptr = ptr,
+               .size = info.size,
+               .device = es.device,
+               .owner = on,
+               .captured = t->streams[on].capturing,
+               .capture = t->captures};
+  return b;
 }
 
 /* NULL: it got none. */
@@ -292,7 +314,6 @@ static block *malloc_only(thread *t, int on)
   esper_stream es = t->streams[on].es;
   size_t size = draw_size(t);
   void *ptr = NULL;
-  esper_status status;
   if (t->block_count == MOST_BLOCKS)
     return NULL;
   if (chance(t, 300))
@@ -315,14 +336,10 @@ static block *malloc_only(thread *t, int on)
   if (pool && t->streams[on].capturing)
     t->unannounced++;
   t->tag_now = t->tag >= 0 ? t->tag : p->tags ? draw(t, 3) : 0;
-  if (t->tag_now)
-    MUST(esper_tag_push(TAG_NAMES[t->tag_now]));
-  status = malloc_from(t, pool, size, es, &ptr);
+  esper_status status = malloc_as(t, t->tag_now, pool, size, es, &ptr);
   /* Work that was stalled may have completed meanwhile. */
   if (status == ESPER_OUT_OF_MEMORY && t->has_stalled)
-    status = malloc_from(t, pool, size, es, &ptr);
-  if (t->tag_now)
-    MUST(esper_tag_pop());
+    status = malloc_as(t, t->tag_now, pool, size, es, &ptr);
   p->mallocs++;
   if (status == ESPER_OUT_OF_MEMORY) {
     t->ran_out_on = es.device;
@@ -352,15 +369,7 @@ static block *malloc_only(thread *t, int on)
       info.device != es.device)
     fail("find_block tells otherwise than malloc");
   p->handed_out++;
-  sim_owner_begin(p->s, ptr, info.size, es.device, es.handle);
-  block *b = &t->blocks[t->block_count++];
-  *b = (block){.ptr = ptr,
-               .size = info.size,
-               .device = es.device,
-               .owner = on,
-               .captured = t->streams[on].capturing,
-               .capture = t->captures};
-  return b;
+  return new_block(t, ptr, on);
 }
 
 static void malloc_on(thread *t, int on)
@@ -443,6 +452,12 @@ static void do_own_kernel(thread *t)
   kernel(t, b->owner, b);
 }
 
+/* An exact mark, or with a flag one until the free. */
+static void mark(const thread *t, const void *ptr, esper_stream reader, unsigned flags)
+{
+  MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, reader, flags, NULL));
+}
+
 /* Kernels over several blocks on one stream, then one mark for all. */
 static void do_record_use(thread *t)
 {
@@ -489,10 +504,13 @@ static void do_record_use_event(thread *t)
 }
 
 /* A use that lasts until the free: marked, or noted by an observer. */
-static esper_status use_until_free(thread *t, const void *ptr, esper_stream reader)
+static void use_until_free(thread *t, const void *ptr, esper_stream reader)
 {
-  return chance(t, 2) ? esper_record_stream(t->p->core, ptr, reader)
-                      : esper_note_use(t->p->core, &ptr, 1, reader);
+  switch (draw(t, 4)) {
+  case 0: MUST_AT_LAST(esper_record_stream(t->p->core, ptr, reader)); break;
+  case 1: MUST_AT_LAST(esper_note_use(t->p->core, &ptr, 1, reader)); break;
+  default: mark(t, ptr, reader, ESPER_USE_UNTIL_FREE);
+  }
 }
 
 static void do_record_stream(thread *t)
@@ -501,13 +519,7 @@ static void do_record_stream(thread *t)
   int on = draw_stream(t);
   if (!b || b->captured || b->owner < 0 || on == b->owner)
     return;
-  if (chance(t, 2)) {
-    MUST_AT_LAST(use_until_free(t, b->ptr, t->streams[on].es));
-  } else {
-    const void *ptr = b->ptr;
-    MUST_AT_LAST(
-        esper_record_use(t->p->core, &ptr, 1, t->streams[on].es, ESPER_USE_UNTIL_FREE, NULL));
-  }
+  use_until_free(t, b->ptr, t->streams[on].es);
   b->at_free |= (uint64_t)1 << on;
   if (chance(t, 2))
     read_elsewhere(t, on, b);
@@ -528,20 +540,12 @@ static void do_read_on(thread *t)
  * owner gets no work until then. */
 static void use_first(thread *t, block *b, int user)
 {
-  const void *ptr = b->ptr;
   esper_stream es = t->streams[user].es;
   kernel(t, user, b);
   switch (draw(t, 4)) {
-  case 0: MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, es, 0, NULL)); break;
-  case 1:
-    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, es, ESPER_USE_UNTIL_FREE, NULL));
-    b->at_free |= (uint64_t)1 << user;
-    break;
-  case 2:
-    MUST_AT_LAST(use_until_free(t, ptr, es));
-    b->at_free |= (uint64_t)1 << user;
-    break;
-  default: order(t, b->owner, user);
+  case 0: mark(t, b->ptr, es, 0); break;
+  case 1: order(t, b->owner, user); break;
+  default: use_until_free(t, b->ptr, es); b->at_free |= (uint64_t)1 << user;
   }
 }
 
@@ -628,14 +632,19 @@ static void do_recycle_stream(thread *t)
 
 /* ---- captures ------------------------------------------------------------ */
 
+static void unpin(thread *t)
+{
+  for (int i = 0; i < t->block_count; i++)
+    t->blocks[i].pinned = false;
+}
+
 static void drop_graph(thread *t)
 {
   sim_graph_destroy(t->p->s, t->graph);
   t->graph = NULL;
   if (t->graphs_pool)
     MUST(esper_pool_release(t->p->core, t->graph_device, t->graphs_pool, 0));
-  for (int i = 0; i < t->block_count; i++)
-    t->blocks[i].pinned = false;
+  unpin(t);
 }
 
 /* Of a private pool: the streams that its thread is capturing. */
@@ -679,15 +688,12 @@ static void do_capture_begin(thread *t)
 static void pin(thread *t)
 {
   block *b = draw_block(t);
-  const stream *st = &t->streams[t->capturing];
   if (!b || b->captured || b->owner < 0)
     return;
   kernel(t, t->capturing, b);
   b->pinned = true;
-  if (chance(t, 4)) { /* a mark that no event can stand for */
-    const void *ptr = b->ptr;
-    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, st->es, 0, NULL));
-  }
+  if (chance(t, 4)) /* a mark that no event can stand for */
+    mark(t, b->ptr, t->streams[t->capturing].es, 0);
 }
 
 static block *draw_captured(thread *t, int a, int b)
@@ -703,12 +709,10 @@ static block *draw_captured(thread *t, int a, int b)
 
 static void mark_inside(thread *t, const void *ptr, esper_stream reader)
 {
-  size_t marked;
-  if (chance(t, 2))
-    MUST_AT_LAST(esper_record_use(t->p->core, &ptr, 1, reader,
-                                  chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u, &marked));
+  if (chance(t, 4))
+    mark(t, ptr, reader, 0);
   else
-    MUST_AT_LAST(use_until_free(t, ptr, reader));
+    use_until_free(t, ptr, reader);
 }
 
 /* Inside the capture a stream reads what another one owns, and says so; or the
@@ -782,16 +786,7 @@ static void fork_and_join(thread *t)
     size_t size = same ? same : 1 + draw64(&t->random) % (64 << 10);
     if (esper_malloc(t->p->core, size, es, &ptr))
       continue;
-    esper_block_info info;
-    MUST(esper_find_block(t->p->core, ptr, &info));
-    sim_owner_begin(s, ptr, info.size, es.device, es.handle);
-    t->blocks[t->block_count++] = (block){.ptr = ptr,
-                                          .size = info.size,
-                                          .device = es.device,
-                                          .owner = on,
-                                          .captured = true,
-                                          .capture = t->captures};
-    kernel(t, user, &t->blocks[t->block_count - 1]);
+    kernel(t, user, new_block(t, ptr, on));
     if (user != on)
       mark_inside(t, ptr, t->streams[user].es);
     if (chance(t, 2))
@@ -847,8 +842,7 @@ static void do_capture_end(thread *t)
   for (int i = 0; i < t->stream_count; i++)
     t->streams[i].capturing = t->streams[i].joined = false;
   if (!t->graph)
-    for (int i = 0; i < t->block_count; i++)
-      t->blocks[i].pinned = false;
+    unpin(t);
   t->capturing = -1;
 }
 
@@ -968,11 +962,10 @@ static void do_stall(thread *t)
   for (int i = 0; i < count; i++) {
     kernel(t, on, read[i]);
     ptrs[i] = read[i]->ptr;
-    if (chance(t, 4))
-      MUST_AT_LAST(esper_record_stream(t->p->core, ptrs[i], st->es));
+    if (chance(t, 2))
+      mark(t, ptrs[i], st->es, 0);
     else
-      MUST_AT_LAST(esper_record_use(t->p->core, &ptrs[i], 1, st->es,
-                                    chance(t, 2) ? ESPER_USE_UNTIL_FREE : 0u, NULL));
+      use_until_free(t, ptrs[i], st->es);
   }
   for (int i = 0; i < count; i++)
     for (int k = 0; k < t->block_count; k++)
@@ -1171,11 +1164,7 @@ static void malloc_asleep(thread *t, int tag)
 {
   void *ptr;
   esper_stream es = t->streams[draw_stream(t)].es;
-  if (tag)
-    MUST(esper_tag_push(TAG_NAMES[tag]));
-  esper_status status = esper_malloc(t->p->core, draw_size(t), es, &ptr);
-  if (tag)
-    MUST(esper_tag_pop());
+  esper_status status = malloc_as(t, tag, NULL, draw_size(t), es, &ptr);
   if (status != ESPER_ASLEEP && !t->p->faults)
     fail("a malloc under a tag that sleeps: %s", esper_status_name(status));
 }
@@ -1336,6 +1325,12 @@ static void check_everything(program *p)
   }
 }
 
+static thread make_thread(program *p, uint64_t random)
+{
+  return (thread){
+      .p = p, .random = random, .capturing = -1, .stalled = -1, .ran_out_on = -1, .tag = -1};
+}
+
 static void make_streams(thread *t, const stream *shared, int shared_count)
 {
   program *p = t->p;
@@ -1420,8 +1415,7 @@ static void check_the_end(program *p, bool captured)
 static uint64_t run_program(uint64_t seed, int threads)
 {
   program p = {.seed = seed, .threads = threads};
-  thread maker = {
-      .p = &p, .random = seed, .capturing = -1, .stalled = -1, .ran_out_on = -1, .tag = -1};
+  thread maker = make_thread(&p, seed);
   current = &maker;
   p.devices = 1 + chance(&maker, 3);
   p.captures = chance(&maker, 3);
@@ -1484,12 +1478,7 @@ static uint64_t run_program(uint64_t seed, int threads)
   if (!all || !ids)
     fail("no host memory");
   for (int i = 0; i < threads; i++) {
-    all[i] = (thread){.p = &p,
-                      .random = draw64(&maker.random),
-                      .capturing = -1,
-                      .stalled = -1,
-                      .ran_out_on = -1,
-                      .tag = -1};
+    all[i] = make_thread(&p, draw64(&maker.random));
     make_streams(&all[i], shared, 4);
     for (int d = 0; d < p.devices; d++)
       make_own_pool(&all[i], d);
