@@ -1,41 +1,39 @@
 /* How a core begins, is configured, and ends. */
 #include "core/base/types.h"
-#include "world.h"
+#include "one_world.h"
 
 TEST(a_core_that_cannot_be_made_says_why)
 {
-  sim *s = sim_create(NULL);
+  sim *device = sim_create(NULL);
   esper_core *core;
-  sim_fail_call(s, SIM_CALL_device_count, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_core_create(sim_driver(s), NULL, &core), ESPER_DEVICE_ERROR);
+  sim_fail_call(device, SIM_CALL_device_count, 1, ESPER_DEVICE_ERROR);
+  CHECK_STATUS(esper_core_create(sim_driver(device), NULL, &core), ESPER_DEVICE_ERROR);
   CHECK(!core);
   CHECK(strstr(esper_last_error(), "device_count"));
-  sim_destroy(s);
+  sim_destroy(device);
 }
 
 TEST(without_host_memory_no_core_is_made)
 {
-  sim *s = sim_create(NULL);
+  sim *device = sim_create(NULL);
   esper_core *core;
   long calls = 0;
   for (esper_status status = ESPER_HOST_MEMORY; status != ESPER_OK; calls++) {
     CHECK(calls < 100);
-    status = WITH_MALLOCS(calls, esper_core_create(sim_driver(s), NULL, &core));
+    status = WITH_MALLOCS(calls, esper_core_create(sim_driver(device), NULL, &core));
     CHECK(status == ESPER_OK ? core != NULL : status == ESPER_HOST_MEMORY && !core);
   }
   CHECK(calls > 3);
   CHECK(esper_core_is_valid(core));
   esper_core_destroy(core);
-  sim_destroy(s);
+  sim_destroy(device);
 }
 
 TEST(the_configuration_is_replaced_as_a_whole)
 {
-  world w;
   esper_config config, first = {.allowance = 64 * MIB, .max_split_size = 40 * MIB},
                        second = {.large_segment_size = 40 * MIB};
-  sim_options options = {0};
-  world_begin_with(&w, &options, &first);
+  begin_on((sim_options){0}, &first);
   esper_get_config(w.core, &config);
   CHECK(!memcmp(&config, &first, sizeof config));
   CHECK_OK(esper_configure(w.core, &second));
@@ -45,28 +43,26 @@ TEST(the_configuration_is_replaced_as_a_whole)
   CHECK_STATUS(esper_configure(w.core, &first), ESPER_INVALID);
   esper_get_config(w.core, &config);
   CHECK(!memcmp(&config, &second, sizeof config));
-  world_end(&w);
+  end();
 }
 
 /* A block that was not oversize when it was handed out is one when it is free. */
 TEST(the_block_cache_serves_no_oversize_request_after_a_configuration)
 {
   for (int open = 0; open < 2; open++) {
-    world w;
-    sim_options options = {0};
     esper_config config = {.segments = ESPER_SEGMENTS_CLASSIC};
-    world_begin_with(&w, &options, &config);
-    void *p = world_malloc(&w, 4 * MIB, w.stream[0]), *q = world_malloc(&w, MIB, w.stream[0]);
+    begin_on((sim_options){0}, &config);
+    void *p = world_malloc(&w, 4 * MIB, r), *q = world_malloc(&w, MIB, r);
     config.max_split_size = 2 * MIB;
     CHECK_OK(esper_configure(w.core, &config));
     if (open)
       world_free(&w, q); /* opens the cache, so that the next free takes no lock */
     world_free(&w, p);
-    CHECK(world_malloc(&w, 4 * MIB, w.stream[0]) == p);
+    CHECK(world_malloc(&w, 4 * MIB, r) == p);
     CHECK_EQ(world_stats(&w, 0).oversize_allocations.current, 1);
     world_free(&w, p);
     CHECK_EQ(world_stats(&w, 0).oversize_allocations.current, 0);
-    world_end(&w);
+    end();
   }
 }
 
@@ -74,11 +70,10 @@ TEST(the_block_cache_serves_no_oversize_request_after_a_configuration)
  * to enqueue the rest. */
 TEST(destroy_does_not_wait_for_ever_where_nothing_completes)
 {
-  world w;
-  world_begin(&w);
-  void *p = world_malloc(&w, 4 * MIB, w.stream[0]);
-  sim_wait_flag(w.s, 0, w.stream[1].handle, 0);
-  world_read_marked(&w, w.stream[1], p, w.stream[0]);
+  begin_on((sim_options){WHEN_TOLD}, NULL);
+  void *p = world_malloc(&w, 4 * MIB, r);
+  sim_wait_flag(w.s, 0, s.handle, 0);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   world_note_failures(&w);
   esper_core_destroy(w.core);

@@ -1,7 +1,6 @@
 /* The counted calls of the driver. */
 #include "core/base/call.h"
 
-#include "check.h"
 #include "world.h"
 
 TEST(every_function_of_the_driver_has_a_counter_and_a_name)

@@ -1,8 +1,7 @@
 /* The calling thread's last failure, in words. */
 #include "core/base/error.h"
 
-#include "check.h"
-#include "world.h"
+#include "one_world.h"
 
 TEST(the_sentence_is_kept_and_the_status_returned)
 {
@@ -30,16 +29,12 @@ TEST(each_thread_has_its_own)
   CHECK(!strcmp(esper_last_error(), "mine"));
 }
 
-TEST(the_drivers_last_error_becomes_the_cores)
+SCENE_WITH(the_drivers_last_error_becomes_the_cores, begin_on((sim_options){WHEN_TOLD}, NULL))
 {
-  world w;
-  void *p;
-  world_begin(&w);
   sim_fail_call(w.s, SIM_CALL_memory_alloc, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(esper_malloc(w.core, 1 * MIB, w.stream[0], &p), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_malloc(MIB, r), ESPER_DEVICE_ERROR);
   const esper_driver *driver = sim_driver(w.s);
   CHECK(!strcmp(esper_last_error(), driver->last_error(driver->self)));
-  world_end(&w);
 }
 
 TEST(every_status_has_a_name)

@@ -1,8 +1,7 @@
 /* The checker of the lock order, and how many locks a malloc takes. In builds without the checker
  * nothing aborts and nothing is counted. */
-#include "check.h"
 #include "core/base/lock.h"
-#include "world.h"
+#include "one_world.h"
 
 #ifdef ESPER_LOCK_ORDER
 enum { CHECKED = 1 };
@@ -121,41 +120,39 @@ TEST(a_violation_aborts_and_names_the_locks)
 
 /* ---- what a malloc takes ------------------------------------------------------ */
 
-static unsigned long taken(lock_rank rank, world *w, size_t size, void **p)
+static void begin(void)
+{
+  begin_on((sim_options){WHEN_TOLD}, NULL);
+}
+
+static unsigned long taken(lock_rank rank, size_t size, void **p)
 {
   unsigned long before = lock_order_taken(rank);
-  CHECK_OK(esper_malloc(w->core, size, w->stream[0], p));
+  CHECK_OK(esper_malloc(w.core, size, r, p));
   return lock_order_taken(rank) - before;
 }
 
-TEST(a_malloc_that_finds_a_use_over_takes_the_devices_lock_twice_at_most)
+SCENE(a_malloc_that_finds_a_use_over_takes_the_devices_lock_twice_at_most)
 {
-  world w;
-  void *p, *q;
-  world_begin(&w);
-  p = world_malloc(&w, 64 * MIB, w.stream[0]);
-  world_kernel(&w, w.stream[0], p);
-  world_read_marked(&w, w.stream[1], p, w.stream[0]);
+  void *p = world_malloc(&w, 64 * MIB, r), *q;
+  world_kernel(&w, r, p);
+  world_read_marked(&w, s, p, r);
   world_free(&w, p);
   sim_run_all(w.s);
-  CHECK(taken(LOCK_DEVICE, &w, 64 * MIB, &q) <= 2);
+  CHECK(taken(LOCK_DEVICE, 64 * MIB, &q) <= 2);
   CHECK(q == p);
   CHECK_OK(esper_free(w.core, q));
-  world_end(&w);
 }
 
-TEST(a_malloc_looks_into_the_block_cache_once)
+SCENE(a_malloc_looks_into_the_block_cache_once)
 {
-  world w;
   void *p, *q;
-  world_begin(&w);
-  world_free(&w, world_malloc(&w, 8 * MIB, w.stream[0]));
-  CHECK_EQ(taken(LOCK_CACHE, &w, 1 * MIB, &p), CHECKED); /* it misses, and splits the block */
+  world_free(&w, world_malloc(&w, 8 * MIB, r));
+  CHECK_EQ(taken(LOCK_CACHE, 1 * MIB, &p), CHECKED); /* it misses, and splits the block */
   CHECK_OK(esper_free(w.core, p));
-  CHECK_EQ(taken(LOCK_CACHE, &w, 1 * MIB, &q), CHECKED); /* it hits */
+  CHECK_EQ(taken(LOCK_CACHE, 1 * MIB, &q), CHECKED); /* it hits */
   CHECK(q == p);
-  CHECK_EQ(taken(LOCK_DEVICE, &w, 1 * MIB, &p), CHECKED);
+  CHECK_EQ(taken(LOCK_DEVICE, 1 * MIB, &p), CHECKED);
   CHECK_OK(esper_free(w.core, p));
   CHECK_OK(esper_free(w.core, q));
-  world_end(&w);
 }

@@ -1,15 +1,7 @@
 /* One statistic. */
 #include "core/stats/stat.h"
 
-#include "check.h"
-
-static void check_stat(const esper_stat *stat, long current, long peak, long allocated, long freed)
-{
-  CHECK_EQ(stat->current, current);
-  CHECK_EQ(stat->peak, peak);
-  CHECK_EQ(stat->allocated, allocated);
-  CHECK_EQ(stat->freed, freed);
-}
+#include "one_world.h"
 
 TEST(it_keeps_its_peak_and_its_sums)
 {
@@ -17,7 +9,7 @@ TEST(it_keeps_its_peak_and_its_sums)
   stat_add(&stat, 5);
   stat_sub(&stat, 3);
   stat_add(&stat, 1);
-  check_stat(&stat, 3, 5, 6, 3);
+  check_stat(stat, 3, 5, 6, 3);
 }
 
 TEST(a_peak_is_raised_to_the_current_value)
@@ -34,7 +26,7 @@ TEST(peaks_and_sums_are_reset_apart)
   stat_add(&stat, 9);
   stat_sub(&stat, 7);
   stat_reset_peak(&stat);
-  check_stat(&stat, 2, 2, 9, 7);
+  check_stat(stat, 2, 2, 9, 7);
   stat_reset_accumulated(&stat);
-  check_stat(&stat, 2, 2, 0, 0);
+  check_stat(stat, 2, 2, 0, 0);
 }
