@@ -3,10 +3,11 @@
 #include "core/base/types.h"
 #include "one_world.h"
 
-static esper_snapshot snapshot;
+static esper_snapshot snapshot; /* the last that was taken */
 
 static void begin(void)
 {
+  esper_snapshot_free(&snapshot);
   begin_on((sim_options){WHEN_TOLD, .devices = 2, .capacity = 64 * MIB}, NULL);
 }
 
@@ -14,12 +15,6 @@ static void take(int device)
 {
   esper_snapshot_free(&snapshot);
   CHECK_OK(esper_snapshot_take(w.core, device, &snapshot));
-}
-
-static void end_with_snapshot(void)
-{
-  esper_snapshot_free(&snapshot);
-  end();
 }
 
 /* The entry of the block at an address. */
@@ -97,9 +92,8 @@ SCENE(a_snapshot_shows_segments_and_blocks_by_address)
 
 /* ---- uses --------------------------------------------------------------------------- */
 
-TEST(uses_tell_their_kind)
+SCENE(uses_tell_their_kind)
 {
-  begin();
   enum { PLAIN, AT_FREE, UNTIL_FREE, UNRECORDED, CAPTURED, KINDS };
   void *p[KINDS];
   for (int i = 0; i < KINDS; i++)
@@ -123,12 +117,10 @@ TEST(uses_tell_their_kind)
   CHECK_EQ(kind_of(inside), ESPER_ENTRY_CAPTURED);
   world_wait(&w, t, s);
   sim_graph_destroy(w.s, sim_capture_end(w.s, 0, t.handle));
-  end_with_snapshot();
 }
 
-TEST(what_was_freed_is_pending_and_what_is_over_is_not_shown)
+SCENE(what_was_freed_is_pending_and_what_is_over_is_not_shown)
 {
-  begin();
   void *p = world_malloc(&w, 12 * MIB - 100, r);
   world_use(&w, p, s, 0);
   world_use(&w, p, w.stream[2], 0);
@@ -150,13 +142,11 @@ TEST(what_was_freed_is_pending_and_what_is_over_is_not_shown)
   take(0);
   CHECK_EQ(entry_of(p)->state, ESPER_BLOCK_INACTIVE);
   CHECK_EQ(snapshot.use_count, 0);
-  end_with_snapshot();
 }
 
 /* A live block's use goes, too, although its block stays. */
-TEST(a_live_blocks_use_that_is_over_is_not_shown)
+SCENE(a_live_blocks_use_that_is_over_is_not_shown)
 {
-  begin();
   void *p = world_malloc(&w, 512, r);
   world_use(&w, p, s, 0);
   sim_run_all(w.s);
@@ -164,12 +154,10 @@ TEST(a_live_blocks_use_that_is_over_is_not_shown)
   CHECK_EQ(entry_of(p)->state, ESPER_BLOCK_ALLOCATED);
   CHECK_EQ(entry_of(p)->uses, 0);
   CHECK(entry_of(p)->stream == r.handle);
-  end_with_snapshot();
 }
 
-TEST(without_host_memory_there_is_no_snapshot)
+SCENE(without_host_memory_there_is_no_snapshot)
 {
-  begin();
   world_malloc(&w, 512, r);
   world_malloc(&w, 512, world_stream(&w, 1));
   for (long calls = 0; calls < 6; calls++) { /* three arrays for each device */
@@ -180,5 +168,4 @@ TEST(without_host_memory_there_is_no_snapshot)
   }
   take(-1);
   CHECK_EQ(snapshot.segment_count, 2);
-  end_with_snapshot();
 }

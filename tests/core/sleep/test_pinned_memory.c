@@ -16,12 +16,10 @@ static void free_pinned(void)
 {
   pinned_memory_free(&pinned, &w.core->devices[0]);
   CHECK_EQ(alive().host_bytes, 0);
-  end();
 }
 
-TEST(it_is_as_large_as_is_asked)
+SCENE(it_is_as_large_as_is_asked)
 {
-  begin();
   get(4, r);
   fit(600 * MIB + 512);
   CHECK_EQ(pinned.count, 3);
@@ -37,9 +35,8 @@ TEST(it_is_as_large_as_is_asked)
   free_pinned();
 }
 
-TEST(places_adjoin_within_a_chunk)
+SCENE(places_adjoin_within_a_chunk)
 {
-  begin();
   get(4, r);
   fit(300 * MIB);
   size_t most;
@@ -52,9 +49,8 @@ TEST(places_adjoin_within_a_chunk)
   free_pinned();
 }
 
-TEST(what_fits_is_kept_when_more_is_refused)
+SCENE(what_fits_is_kept_when_more_is_refused)
 {
-  begin();
   get(4, r);
   fit(256 * MIB);
   sim_fail_call(w.s, SIM_CALL_host_alloc, 2, ESPER_OUT_OF_MEMORY);
