@@ -84,15 +84,10 @@ void check_on_another_thread(void (*run_it)(void *context), void *context)
   pthread_join(thread, NULL);
 }
 
-const char *check_name(void)
-{
-  return running ? running->name : "(none)";
-}
-
 _Noreturn void check_failed(const char *file, int line, const char *format, ...)
 {
   fflush(stdout);
-  fprintf(stderr, "%s:%d: in %s: ", file, line, check_name());
+  fprintf(stderr, "%s:%d: in %s: ", file, line, running ? running->name : "(none)");
   va_list arguments;
   va_start(arguments, format);
   vfprintf(stderr, format, arguments);

@@ -25,8 +25,6 @@ typedef struct check_test {
 void check_register(check_test *test);
 _Noreturn void check_failed(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* The name of the running test. */
-const char *check_name(void);
 /* Every test of the program, in order. */
 const check_test *check_first(void);
 /* Runs a test silently in a process of its own; returns whether it passed. */
