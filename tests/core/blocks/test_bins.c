@@ -45,10 +45,11 @@ static bool before(const block_t *a, const block_t *b)
   return a->address < b->address;
 }
 
-/* The plainest implementation. */
-TEST(random_operations_agree_with_a_list)
+/* Against the plainest implementation. */
+static void agree_with_a_list(bool placed)
 {
   begin();
+  bins.placed = placed;
   for (int i = 0; i < MANY; i++) {
     size_t size = 512 * (1 + draw() % (i % 3 ? 100 : 100000));
     make(i, size, draw() % 4, 0x1000000 + (uintptr_t)i * 512);
@@ -84,6 +85,16 @@ TEST(random_operations_agree_with_a_list)
       CHECK_EQ(count, bins.count);
     }
   }
+}
+
+TEST(random_operations_agree_with_a_list)
+{
+  agree_with_a_list(false);
+}
+
+TEST(random_operations_agree_with_a_list_where_blocks_know_their_place)
+{
+  agree_with_a_list(true);
 }
 
 TEST(a_block_in_the_wrong_bin_is_noticed)

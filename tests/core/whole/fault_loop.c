@@ -726,14 +726,11 @@ static bool is_plausible(sim_call call, esper_status status)
   }
 }
 
-#ifndef FAULT_STEP
-#define FAULT_STEP 1 /* from one failing call of a function to the next */
-#endif
-
+/* From one failing call of a function to the next. */
 static uint64_t fault_step(void)
 {
   const char *given = getenv("ESPER_FAULT_STEP");
-  uint64_t step = given ? strtoull(given, NULL, 10) : FAULT_STEP;
+  uint64_t step = given ? strtoull(given, NULL, 10) : 1;
   return step ? step : 1;
 }
 
