@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from esper_alloc.replay.snapshot import SnapshotError, load_snapshot
+
 MIB = 1 << 20
 
 
@@ -204,3 +208,14 @@ def write(path: Path, snapshot: Any, compressed: bool = False) -> str:
     data = pickle.dumps(snapshot)
     path.write_bytes(gzip.compress(data) if compressed else data)
     return str(path)
+
+
+def refusal(path: Path | str, content: bytes | None = None, load: Any = load_snapshot) -> str:
+    """The one line that a file, of this content, is refused with, behind its name."""
+    if content is not None:
+        Path(path).write_bytes(content)
+    with pytest.raises(SnapshotError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and "\n" not in message
+    return message.removeprefix(f"{path}: ")

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from documents import blocks
 from processes import ROOT, output_of, python
 
 DOCUMENTS = sorted(
@@ -31,11 +32,6 @@ def name_of(path: Path) -> str:
 def prose(text: str) -> str:
     """`text` without fenced blocks."""
     return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-
-
-def blocks(path: Path, language: str) -> list[str]:
-    """The fenced blocks of a document in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), flags=re.M | re.S)
 
 
 def project_files() -> list[Path]:

@@ -27,39 +27,30 @@ torch.cuda.synchronize()
 CORRECT = RACE.replace("with torch", "side.wait_stream(main)\nwith torch")
 
 
-#: Runs the command.
-Command = Callable[..., subprocess.CompletedProcess[str]]
+#: Audits a program.
+Audit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def command(library: Path, tmp_path: Path) -> Command:
-    """`python -m esper_alloc audit` with these arguments. Forked: in a process that has imported
-    torch already, for what does not depend on that."""
+def audit(library: Path, tmp_path: Path) -> Audit:
+    """`python -m esper_alloc audit` with these options, for a program that is written, if any, and
+    its arguments. Forked: in a process that has imported torch already, for what does not depend on
+    that."""
 
     def run(
-        *arguments: str, cwd: Path = tmp_path, forked: bool = False
-    ) -> subprocess.CompletedProcess[str]:
+        program: str | None, *arguments: str, options: tuple[str, ...] = (),
+        folder: Path = tmp_path, forked: bool = False,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        if program is not None:
+            (folder / "job.py").write_text(program)
+        script = () if program is None or "-m" in options else ("job.py",)
+        command = ["audit", *options, *script, *arguments]
         env = {**os.environ, **build.environment(library)}
         if not forked:
-            return python("-m", "esper_alloc", "audit", *arguments, env=env, cwd=cwd)
-        begin = f"import os, sys; os.chdir({str(cwd)!r}); sys.path[0] = {str(cwd)!r}"
-        call = f"from esper_alloc.cli.main import main; sys.exit(main({['audit', *arguments]!r}))"
+            return python("-m", "esper_alloc", *command, env=env, cwd=folder)
+        begin = f"import os, sys; os.chdir({str(folder)!r}); sys.path[0] = {str(folder)!r}"
+        call = f"from esper_alloc.cli.main import main; sys.exit(main({command!r}))"
         return build.program(f"{begin}; {call}", env)
-
-    return run
-
-
-@pytest.fixture
-def audit(command: Command, tmp_path: Path) -> Command:
-    """Audits a program, with its arguments and the command's options."""
-
-    def run(
-        program: str, *arguments: str, options: tuple[str, ...] = (), folder: Path = tmp_path,
-        forked: bool = False,
-    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        (folder / "job.py").write_text(program)
-        script = () if "-m" in options else ("job.py",)
-        return command(*options, *script, *arguments, cwd=folder, forked=forked)
 
     return run
 
@@ -69,14 +60,23 @@ NOTHING_TO_AUDIT = (
 )
 
 
-def test_what_is_found_is_printed_and_the_exit_code_is_1(audit: Command) -> None:
-    done = audit(RACE + "print('end')\n", forked=True)
-    assert done.returncode == 1
-    assert done.stdout == "end\n"
-    assert "1 finding" in done.stderr and "job.py:7 in <module>" in done.stderr
+@pytest.mark.parametrize(
+    "options, printed, said",
+    [
+        ((), "[]\n", "1 finding"),
+        (("-m", "job", "a"), "['a']\n", "1 finding"),
+        (("--mode", "raise"), "", "AuditError"),
+    ],
+)
+def test_what_is_found_is_said_and_the_exit_code_is_1(
+    audit: Audit, options: tuple[str, ...], printed: str, said: str
+) -> None:
+    done = audit(RACE + "print(sys.argv[1:])\n", options=options, forked=True)
+    assert (done.returncode, done.stdout) == (1, printed)
+    assert said in done.stderr and "job.py:7 in <module>" in done.stderr
 
 
-def test_a_correct_program_ends_as_always(audit: Command, tmp_path: Path) -> None:
+def test_a_correct_program_ends_as_always(audit: Audit, tmp_path: Path) -> None:
     done = audit(CORRECT + "print(sys.argv, __name__, sys.path[0])\n", "a", "-b")
     assert (done.returncode, done.stderr) == (0, "esper_alloc audit: 0 findings\n")
     assert done.stdout == f"['job.py', 'a', '-b'] __main__ {tmp_path}\n"
@@ -100,12 +100,12 @@ def test_modules_are_found_as_python_finds_them(library: Path, tmp_path: Path) -
     assert python(*at, env=env, cwd=tmp_path).stderr == NOTHING_TO_AUDIT
 
 
-def test_annotations_are_what_the_program_says(audit: Command) -> None:
+def test_annotations_are_what_the_program_says(audit: Audit) -> None:
     done = audit("def f(x: int): pass\nprint(f.__annotations__)\n")
     assert done.stdout == "{'x': <class 'int'>}\n"
 
 
-def test_a_program_without_cuda_had_nothing_to_audit(audit: Command) -> None:
+def test_a_program_without_cuda_had_nothing_to_audit(audit: Audit) -> None:
     done = audit("import torch\n", forked=True)
     assert (done.returncode, done.stderr) == (1, NOTHING_TO_AUDIT)
     done = audit("import torch\n", options=("--json",), forked=True)
@@ -122,20 +122,21 @@ def test_a_program_without_cuda_had_nothing_to_audit(audit: Command) -> None:
         pytest.param("sys.exit('bye')", 1, "bye", marks=pytest.mark.slow),
         pytest.param("sys.exit()", 1, "", marks=pytest.mark.slow),
         ("raise KeyError('mine')", 1, 'job.py", line'),
+        ("raise KeyboardInterrupt", 130, ""),
     ],
 )
-def test_the_programs_end_is_kept(audit: Command, end: str, code: int, said: str) -> None:
+def test_the_programs_end_is_kept(audit: Audit, end: str, code: int, said: str) -> None:
     done = audit(RACE + end)
     assert done.returncode == code
     assert said in done.stderr and "1 finding" in done.stderr
     assert "runpy" not in done.stderr
 
 
-def test_a_correct_program_keeps_its_exit_code(audit: Command) -> None:
+def test_a_correct_program_keeps_its_exit_code(audit: Audit) -> None:
     assert audit(CORRECT + "sys.exit(7)", forked=True).returncode == 7
 
 
-def test_json_to_a_file(audit: Command, tmp_path: Path) -> None:
+def test_json_to_a_file(audit: Audit, tmp_path: Path) -> None:
     done = audit(RACE, options=("--json", "--output", "found.json"), forked=True)
     assert (done.returncode, done.stderr) == (1, "")
     [finding] = json.loads((tmp_path / "found.json").read_text())["findings"]
@@ -143,20 +144,8 @@ def test_json_to_a_file(audit: Command, tmp_path: Path) -> None:
     assert finding["place"]["frames"][0]["line"] == 7
 
 
-def test_a_module(audit: Command) -> None:
-    done = audit(RACE + "print(sys.argv[1:])\n", options=("-m", "job", "a"), forked=True)
-    assert done.returncode == 1 and done.stdout == "['a']\n"
-    assert "1 finding" in done.stderr
-
-
-def test_raise_ends_the_program(audit: Command) -> None:
-    done = audit(RACE + "print('end')\n", options=("--mode", "raise"), forked=True)
-    assert done.returncode == 1 and done.stdout == ""
-    assert "AuditError" in done.stderr
-
-
 def test_an_error_has_the_frames_of_the_program_wherever_it_lies(
-    audit: Command, tmp_path: Path
+    audit: Audit, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runpython"
     folder.mkdir()
@@ -181,7 +170,7 @@ raise KeyError
 
 
 def test_a_program_that_changes_its_directory_runs_as_it_does_alone(
-    audit: Command, tmp_path: Path
+    audit: Audit, tmp_path: Path
 ) -> None:
     folder = tmp_path / "inside"
     folder.mkdir()
@@ -192,7 +181,7 @@ def test_a_program_that_changes_its_directory_runs_as_it_does_alone(
     assert json.loads((folder / "out.json").read_text())["findings"] == []
 
 
-def test_a_syntax_error_is_shown_as_python_shows_it(audit: Command) -> None:
+def test_a_syntax_error_is_shown_as_python_shows_it(audit: Audit) -> None:
     done = audit("x = (\n")
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].endswith('job.py", line 1')
@@ -208,10 +197,10 @@ def test_a_syntax_error_is_shown_as_python_shows_it(audit: Command) -> None:
     ],
 )
 def test_what_cannot_be_run(
-    command: Command, tmp_path: Path, program: tuple[str, ...], said: str
+    audit: Audit, tmp_path: Path, program: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "folder").mkdir()
-    done = command(*program, forked=True)
+    done = audit(None, *program, forked=True)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("esper_alloc audit: ") and said in line
@@ -225,14 +214,14 @@ def test_only_the_program_has_to_be_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [("--output", "none/found.json"), ("--mode", "loud")])
-def test_wrong_usage(audit: Command, options: tuple[str, ...]) -> None:
+def test_wrong_usage(audit: Audit, options: tuple[str, ...]) -> None:
     done = audit("print('ran')", options=options, forked=True)
     assert done.returncode == 2 and done.stdout == ""
     assert options[0] in done.stderr or "found.json" in done.stderr
 
 
 def test_a_bad_value_of_the_environment_is_wrong_usage(
-    audit: Command, monkeypatch: pytest.MonkeyPatch
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_ALLOC_SEGMENTS", "fast")
     done = audit("print('ran')", options=("--fence",), forked=True)
@@ -241,7 +230,7 @@ def test_a_bad_value_of_the_environment_is_wrong_usage(
     assert done.stderr == f"esper_alloc audit: {why}\n"
 
 
-def test_a_forked_child_says_nothing_and_keeps_its_exit_code(audit: Command) -> None:
+def test_a_forked_child_says_nothing_and_keeps_its_exit_code(audit: Audit) -> None:
     fork = """
 import os
 child = os.fork()
@@ -261,7 +250,7 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         "pool = concurrent.futures.ThreadPoolExecutor(1); pool.submit(work)",
     ],
 )
-def test_threads_of_the_program_are_audited_to_their_end(audit: Command, start: str) -> None:
+def test_threads_of_the_program_are_audited_to_their_end(audit: Audit, start: str) -> None:
     program = f"""
 import concurrent.futures, sys, threading, time
 import torch
@@ -283,9 +272,3 @@ def work():
 """
     done = audit(program)
     assert done.returncode == 1 and "1 finding" in done.stderr
-
-
-def test_an_interrupt_leaves_the_report(audit: Command) -> None:
-    done = audit(RACE + "raise KeyboardInterrupt\n")
-    assert done.returncode == 130
-    assert "1 finding" in done.stderr

@@ -1,22 +1,20 @@
 """``python -m esper_alloc bench`` without a GPU: its messages, its table, its plot."""
 
-import argparse
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pictures import assert_no_title_is_cut_or_covered
 
 from esper_alloc.cli import bench, workers
+from esper_alloc.cli.main import main
 
 
 def command(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    bench.add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(["bench", *arguments])
-    return int(args.run(args))
+    return main(["bench", *arguments])
 
 
 def process(factor: float) -> dict[str, Any]:
@@ -24,31 +22,29 @@ def process(factor: float) -> dict[str, Any]:
     return {"gpu": "a GPU", "torch": "2.11.0", **figures}
 
 
+class Machine:
+    """One on which ours takes half as much as the others."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, bool]] = []
+        self.broken: dict[str, str] = {}  # what allocators fail with
+
+    def run_worker(self, allocator: str, small: bool) -> dict[str, Any]:
+        self.started.append((allocator, small))
+        if allocator in self.broken:
+            raise bench.WorkerFailed("exit status 1", self.broken[allocator])
+        return process(1 if allocator == bench.OURS else 2 + len(self.started) / 100)
+
+
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """A machine on which ours takes half as much as the others; who was started."""
-    started: list[tuple[str, bool]] = []
-
-    def run_worker(allocator: str, small: bool) -> dict[str, Any]:
-        started.append((allocator, small))
-        return process(1 if allocator == bench.OURS else 2 + len(started) / 100)
-
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
     monkeypatch.setattr(bench, "check_machine", lambda: None)
-    monkeypatch.setattr(bench, "run_worker", run_worker)
-    return started
+    monkeypatch.setattr(bench, "run_worker", made.run_worker)
+    return made
 
 
 # --- what is missing -----------------------------------------------------------
-
-
-class NoDevices:
-    """A CUDA driver that finds no GPU."""
-
-    def cuInit(self, flags: int) -> int:
-        return 100
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        return 100
 
 
 def test_without_torch_a_sentence_says_so(
@@ -65,10 +61,10 @@ def test_without_torch_a_sentence_says_so(
 def test_without_a_gpu_a_sentence_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], driver: bool
 ) -> None:
-    def library(name: str) -> NoDevices:
+    def library(name: str) -> SimpleNamespace:
         if not driver:
             raise OSError(name)
-        return NoDevices()
+        return SimpleNamespace(cuInit=lambda _: 100, cuDeviceGetCount=lambda _: 100)  # no device
 
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(workers.ctypes, "CDLL", library)
@@ -80,14 +76,14 @@ def test_without_a_gpu_a_sentence_says_so(
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_first(
-    measured: list[tuple[str, bool]],
+    machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Any,
 ) -> None:
     def message(path: str) -> str:
         assert command("--plot", path) == 2
-        assert measured == []  # nothing was measured
+        assert machine.started == []  # nothing was measured
         return capsys.readouterr().err
 
     assert "there is no folder" in message(str(tmp_path / "nowhere" / "x.svg"))
@@ -111,11 +107,10 @@ def test_rounds_that_make_no_sense_are_wrong_usage(
 
 
 def test_the_table_has_every_figure_and_ours_over_the_best(
-    measured: list[tuple[str, bool]], capsys: pytest.CaptureFixture[str]
+    machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("--rounds", "3", "--small") == 0
-    assert [allocator for allocator, _ in measured] == list(bench.ALLOCATORS) * 3
-    assert all(small for _, small in measured)
+    assert machine.started == [(allocator, True) for allocator in bench.ALLOCATORS] * 3
     out, err = capsys.readouterr()
     head, *rows = out.splitlines()
     assert head.split()[0] == "esper_alloc" and head.endswith("ours / best")
@@ -127,7 +122,7 @@ def test_the_table_has_every_figure_and_ours_over_the_best(
 
 
 def test_json_has_medians_and_every_process(
-    measured: list[tuple[str, bool]], capsys: pytest.CaptureFixture[str]
+    machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("--rounds", "2", "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -138,18 +133,9 @@ def test_json_has_medians_and_every_process(
 
 
 def test_a_peer_that_fails_is_left_out_and_named(
-    measured: list[tuple[str, bool]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    works = bench.run_worker
-
-    def run_worker(allocator: str, small: bool) -> dict[str, Any]:
-        if allocator == "cudaMallocAsync":
-            raise bench.WorkerFailed("exit status 1", "no such backend\n")
-        return works(allocator, small)
-
-    monkeypatch.setattr(bench, "run_worker", run_worker)
+    machine.broken["cudaMallocAsync"] = "no such backend\n"
     assert command("--rounds", "2") == 0
     out, err = capsys.readouterr()
     assert "cudaMallocAsync" not in out
@@ -157,20 +143,13 @@ def test_a_peer_that_fails_is_left_out_and_named(
     assert err.count("cudaMallocAsync\n") == 1  # not tried a second time
 
 
-def test_ours_failing_is_the_end(
-    measured: list[tuple[str, bool]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def run_worker(allocator: str, small: bool) -> dict[str, Any]:
-        raise bench.WorkerFailed("exit status 1", "built for another torch\n")
-
-    monkeypatch.setattr(bench, "run_worker", run_worker)
+def test_ours_failing_is_the_end(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.broken[bench.OURS] = "built for another torch\n"
     assert command() == 1
     assert capsys.readouterr().err.endswith("esper_alloc: exit status 1: built for another torch\n")
 
 
-def test_the_plot_is_drawn(measured: list[tuple[str, bool]], tmp_path: Any) -> None:
+def test_the_plot_is_drawn(machine: Machine, tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "bench.svg"
     assert command("--rounds", "1", "--plot", str(path)) == 0
@@ -180,7 +159,7 @@ def test_the_plot_is_drawn(measured: list[tuple[str, bool]], tmp_path: Any) -> N
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_no_title_of_the_plot_is_cut(measured: list[tuple[str, bool]]) -> None:
+def test_no_title_of_the_plot_is_cut(machine: Machine) -> None:
     pytest.importorskip("matplotlib")
     figure = bench.picture(bench.measure(1, True))
     assert_no_title_is_cut_or_covered(figure, len(bench.FIGURES))

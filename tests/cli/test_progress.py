@@ -1,5 +1,6 @@
 """How far a command has come, on a terminal and elsewhere."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -31,14 +32,9 @@ def shown_on_a_terminal(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     text = b""
-    while True:
-        try:
-            some = os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-        if not some:
-            break
-        text += some
+    with contextlib.suppress(OSError):  # the other end is closed
+        while some := os.read(ours, 4096):
+            text += some
     os.close(ours)
     assert done.returncode == 0 and done.stdout == b"over\n", (done, text)
     return text.decode()

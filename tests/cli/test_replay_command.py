@@ -1,6 +1,5 @@
 """``python -m esper_alloc replay``: its table, its JSON, its plots, and what it refuses."""
 
-import argparse
 import json
 import os
 import re
@@ -14,15 +13,13 @@ from processes import ROOT
 
 from esper_alloc import _core
 from esper_alloc.cli import replay as cli
+from esper_alloc.cli.main import main
 
 EXAMPLES = sorted((ROOT / "examples" / "traces").glob("*.pickle.gz"))
 
 
 def command(*arguments) -> int:
-    parser = argparse.ArgumentParser()
-    cli.add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(["replay", *map(str, arguments)])
-    return args.run(args)
+    return main(["replay", *map(str, arguments)])
 
 
 def test_json_is_exactly_the_documented_list(capsys):
@@ -32,10 +29,8 @@ def test_json_is_exactly_the_documented_list(capsys):
     assert err == ""
     loaded = json.loads(out)
     assert [one["segments"] for one in loaded] == ["mapped", "classic"]
+    keys = "file device segments recorded native replayed operations ns_per_operation device_calls"
     for one in loaded:
-        keys = (
-            "file device segments recorded native replayed operations ns_per_operation device_calls"
-        )
         assert list(one) == keys.split()
         assert one["file"] == str(path) and one["device"] == 0
         peaks = {"peak_allocated": 736 * MIB, "peak_active": 1056 * MIB}

@@ -157,22 +157,16 @@ def test_script_from_standard_input(place: Place) -> None:
     [
         ("pass", 0), ("import sys; sys.exit(7)", 7), ("raise SystemExit('words')", 1),
         ("def f():\n  return 1 / 0\nf()", 1), ("import os; os._exit(9)", 9), ("def broken(:", 1),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM), (None, 2),
     ],
 )  # fmt: skip
 def test_exit_code_and_traceback_are_those_of_a_direct_run(
-    place: Place, body: str, code: int
+    place: Place, body: str | None, code: int
 ) -> None:
-    script = place.script(body)
+    script = "nowhere.py" if body is None else place.script(body)
     direct, ours = place.python(script), place.run(script)
     assert direct.returncode == code
     assert (ours.returncode, ours.stdout, ours.stderr) == (code, direct.stdout, direct.stderr)
-
-
-def test_missing_script_is_reported_by_python_itself(place: Place) -> None:
-    direct, ours = place.python("nowhere.py"), place.run("nowhere.py")
-    assert ours.returncode == direct.returncode == 2
-    assert ours.stderr == direct.stderr
 
 
 def test_interrupt_reaches_the_script(place: Place) -> None:
@@ -303,10 +297,7 @@ def test_a_command_that_is_no_python_is_refused_and_a_folder_hides_none(place: P
 
 @pytest.mark.parametrize(
     "option, variable",
-    [
-        ("--monitor", "ESPER_ALLOC_MONITOR"),
-        ("--memory-saver", "ESPER_ALLOC_MEMORY_SAVER"),
-    ],
+    [("--monitor", "ESPER_ALLOC_MONITOR"), ("--memory-saver", "ESPER_ALLOC_MEMORY_SAVER")],
 )
 def test_switches_are_handed_on(place: Place, option: str, variable: str) -> None:
     script = place.script(f"import os; print(os.environ.get({variable!r}))")
@@ -572,23 +563,16 @@ def test_record_names_a_file_for_each_process(place: Place, tmp_path: Path) -> N
         (["--record", "no/folder.box"], "--record no/folder.box: no file can be written there"),
         (["--record", "."], "--record .: no file can be written there"),
         (["--record", "a", "--black-box", "off"], "--record needs the black box, which"),
+        *[([f"--allowance={size}"], f"--allowance: {size!r} is not a size: use bytes, a size such as "
+           "128MiB, 1 GiB or 512M, or off") for size in ("", "-1", "128MB", "none")],
     ],
-)
-def test_what_cannot_be_recorded_is_said_at_once(
+)  # fmt: skip
+def test_options_that_cannot_be_followed_are_said_at_once(
     place: Place, options: list[str], why: str
 ) -> None:
     done = place.run(*options, place.script("print('ran')"))
-    assert (done.returncode, done.stdout) == (2, "") and why in done.stderr
-
-
-@pytest.mark.parametrize("size", ["", "-1", "128MB", "none"])
-def test_a_bad_allowance_is_wrong_usage(place: Place, size: str) -> None:
-    done = place.run(f"--allowance={size}", place.script("print('ran')"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        f"--allowance: {size!r} is not a size: use bytes, a size such as 128MiB, 1 GiB or 512M, or off"
-        in " ".join(done.stderr.split())
-    )
+    assert why in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

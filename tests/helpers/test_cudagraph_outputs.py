@@ -17,6 +17,8 @@ import weakref
 from pathlib import Path
 
 import pytest
+from documents import blocks
+from processes import ROOT
 
 torch = pytest.importorskip("torch")
 
@@ -796,11 +798,8 @@ def test_pytorch_still_keeps_the_account_that_is_read() -> None:
 
 
 def test_the_documented_example_runs(monkeypatch) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "cudagraph_outputs.md"
-    if not page.exists():
-        pytest.skip("the page comes with a source checkout")
-    examples = [part.split("```")[0] for part in page.read_text().split("```python\n")[1:]]
-    (example,) = [one for one in examples if "# runs anywhere" in one]
+    page = ROOT / "docs" / "cudagraph_outputs.md"
+    (example,) = [one for one in blocks(page) if "# runs anywhere" in one]
     compiled = torch.compile  # by Inductor in test_on_the_cpu_nothing_changes
     monkeypatch.setattr(torch, "compile", lambda f=None, **_: compiled(f, backend="eager"))
     names: dict = {}

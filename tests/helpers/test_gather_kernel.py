@@ -65,6 +65,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
 def run_kernel(library, columns, transforms, order, offset, seed, start, sizes):
     """What the kernel writes for each environment: tuples of tensors."""
     kept, described = [], (Column * len(columns))()
+    asked = [how or ImageTransform() for how in transforms]
     for at, (column, how) in enumerate(zip(columns, transforms)):
         found = describe(column, how, sum(sizes))
         assert found is not None
@@ -79,21 +80,14 @@ def run_kernel(library, columns, transforms, order, offset, seed, start, sizes):
         for name in ("unit_bytes", "flip_threshold", "crop", "kind", "source_type", "result_type",
                      "source_last"):  # fmt: skip
             setattr(one, name, getattr(found, name))
-        asked = ImageTransform() if how is None else how
-        one.result_last = asked.memory_format(column) == torch.channels_last
-    results = []
-    for size in sizes:
-        row = []
-        for column, how in zip(columns, transforms):
-            asked = ImageTransform() if how is None else how
-            memory = torch.empty(
-                (size, *column.shape[1:]),
-                dtype=asked.result_dtype(column.dtype),
-                memory_format=asked.memory_format(column),
-            )
-            # What is not written, or written twice over, is seen.
-            row.append(memory.fill_(77))
-        results.append(tuple(row))
+        one.result_last = asked[at].memory_format(column) == torch.channels_last
+
+    def memory_for(size, column, how):
+        dtype, layout = how.result_dtype(column.dtype), how.memory_format(column)
+        memory = torch.empty((size, *column.shape[1:]), dtype=dtype, memory_format=layout)
+        return memory.fill_(77)  # what is not written, or written twice over, is seen
+
+    results = [tuple(memory_for(size, *one) for one in zip(columns, asked)) for size in sizes]
     addresses = (ctypes.c_void_p * (len(sizes) * len(columns)))(
         *(x.data_ptr() for row in results for x in row)
     )

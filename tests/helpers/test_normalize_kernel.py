@@ -119,9 +119,8 @@ class Device:
 
     def apply(self, x: Any, rule: Rule, out: Any) -> None:
         given = self.arguments(x, None, None, rule)
-        assert (
-            self.library.esper_normalizer_apply(*given, ctypes.c_void_p(out.data_ptr()), None) == 0
-        )
+        error = self.library.esper_normalizer_apply(*given, ctypes.c_void_p(out.data_ptr()), None)
+        assert error == 0
 
 
 def result_like(x: Any) -> Any:

@@ -5,9 +5,10 @@ The streams are in tests/gpu/test_fused_validation.py.
 
 import collections
 import types
-from pathlib import Path
 
 import pytest
+from documents import blocks
+from processes import ROOT
 
 torch = pytest.importorskip("torch")
 
@@ -54,28 +55,31 @@ def loss_and_correct(outputs, targets, criterion, *, task_type, elementwise):
 
 # Values
 
+ALPHAS = torch.tensor([1.0, 0.0, 0.5, -2.0])
+
+
+def assert_scored_as_alone(found, model, inputs, targets) -> None:
+    """Of a model whose configurations differ by ALPHAS."""
+    assert found.total == B
+    for k, alpha in enumerate(ALPHAS):
+        logits = model.fused_forward(inputs, {"slot": alpha})
+        torch.testing.assert_close(found.loss[k], functional.cross_entropy(logits, targets))
+        assert int(found.correct[k]) == int((logits.argmax(1) == targets).sum())
+
 
 def test_each_configuration_scores_as_it_does_alone() -> None:
     model = Model().eval()
     inputs, targets = batch()
-    alphas = torch.tensor([1.0, 0.0, 0.5, -2.0])
 
     def evaluate(x, y):
-        logits = model.fused_forward(x, overrides_of(alphas))
-        return (
-            functional.cross_entropy(logits, y, reduction="none"),
-            logits.argmax(1) == y,
-            len(y),
-        )
+        logits = model.fused_forward(x, overrides_of(ALPHAS))
+        loss = functional.cross_entropy(logits, y, reduction="none")
+        return loss, logits.argmax(1) == y, len(y)
 
-    loss, correct, total = fused_validation_batch(inputs, targets, K, evaluate=evaluate)
-    assert total == B
-    assert loss.shape == correct.shape == (K,)
-    assert correct.dtype == torch.int64
-    for k, alpha in enumerate(alphas):
-        logits = model.fused_forward(inputs, {"slot": alpha})
-        torch.testing.assert_close(loss[k], functional.cross_entropy(logits, targets))
-        assert int(correct[k]) == int((logits.argmax(1) == targets).sum())
+    found = fused_validation_batch(inputs, targets, K, evaluate=evaluate)
+    assert found.loss.shape == found.correct.shape == (K,)
+    assert found.correct.dtype == torch.int64
+    assert_scored_as_alone(found, model, inputs, targets)
 
 
 def test_evaluate_gets_the_batch_once_for_each_configuration() -> None:
@@ -94,34 +98,23 @@ def test_evaluate_gets_the_batch_once_for_each_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape, kept",
+    "inputs, kept",
     [
-        ((3, 4, 4), torch.channels_last),
-        ((3, 2, 4, 4), torch.channels_last_3d),
-        ((3, 4, 4), torch.contiguous_format),
+        (torch.arange(B * 48.0).view(B, 3, 4, 4), torch.channels_last),
+        (torch.arange(B * 96.0).view(B, 3, 2, 4, 4), torch.channels_last_3d),
+        (torch.arange(B * 48.0).view(B, 3, 4, 4), torch.contiguous_format),
+        (torch.arange(2 * B * 8.0).view(2 * B, 8)[::2], None),
+        (torch.arange(8.0).expand(B, 8), None),
+        (torch.arange(B * 8.0).view(8, B).t(), None),
     ],
+    ids=["channels_last", "channels_last_3d", "contiguous", "strided", "expanded", "transposed"],
 )
-def test_the_memory_format_is_kept(shape, kept) -> None:
-    inputs, targets = batch(*shape)
-    inputs = inputs.contiguous(memory_format=kept)
+def test_any_strides_do_and_the_memory_format_is_kept(inputs, kept) -> None:
+    if kept:
+        inputs = inputs.contiguous(memory_format=kept)
 
     def evaluate(x, y):
-        assert x.is_contiguous(memory_format=kept)
-        assert torch.equal(x, torch.cat([inputs] * K))
-        return x.mean(), y, K * B
-
-    fused_validation_batch(inputs, targets, K, evaluate=evaluate)
-
-
-@pytest.mark.parametrize("layout", ["strided", "expanded", "transposed"])
-def test_any_strides_do(layout) -> None:
-    inputs = {
-        "strided": torch.arange(2 * B * 8.0).view(2 * B, 8)[::2],
-        "expanded": torch.arange(8.0).expand(B, 8),
-        "transposed": torch.arange(B * 8.0).view(8, B).t(),
-    }[layout]
-
-    def evaluate(x, y):
+        assert x.is_contiguous(memory_format=kept or torch.contiguous_format)
         assert torch.equal(x, torch.cat([inputs] * K))
         return x.mean(), y, K * B
 
@@ -189,38 +182,28 @@ def env(model) -> types.SimpleNamespace:
     return types.SimpleNamespace(model=model, env_device="cpu", stream=None)
 
 
+SPEC = types.SimpleNamespace(task_type="classification")
+
+
 @pytest.mark.parametrize("name", ["loss_and_correct_fn", "compiled_loss_and_correct"])
 def test_esper_lite_signature(name) -> None:
-    model = Model()
+    model = Model().train()
     inputs, targets = batch()
-    alphas = torch.tensor([1.0, 0.0, 0.5, -2.0])
-    model.train()
-    loss, correct, total = process_fused_val_batch(
-        env(model),
-        inputs,
-        targets,
-        torch.nn.CrossEntropyLoss(reduction="none"),
-        overrides_of(alphas),
-        K,
-        task_spec=types.SimpleNamespace(task_type="classification"),
-        **{name: loss_and_correct},
-    )
+    found = process_fused_val_batch(
+        env(model), inputs, targets, torch.nn.CrossEntropyLoss(reduction="none"),
+        overrides_of(ALPHAS), K, task_spec=SPEC, **{name: loss_and_correct},
+    )  # fmt: skip
     assert not model.training
-    assert total == B
-    for k, alpha in enumerate(alphas):
-        logits = model.fused_forward(inputs, {"slot": alpha})
-        torch.testing.assert_close(loss[k], functional.cross_entropy(logits, targets))
-        assert int(correct[k]) == int((logits.argmax(1) == targets).sum())
+    assert_scored_as_alone(found, model, inputs, targets)
 
 
 def test_esper_lite_signature_wants_one_function() -> None:
     arguments = (env(Model()), *batch(), None, {}, K)
-    spec = types.SimpleNamespace(task_type="classification")
     with pytest.raises(TypeError, match="exactly one of loss_and_correct_fn"):
-        process_fused_val_batch(*arguments, task_spec=spec)
+        process_fused_val_batch(*arguments, task_spec=SPEC)
     with pytest.raises(TypeError, match="got 2"):
         process_fused_val_batch(
-            *arguments, task_spec=spec, loss_and_correct_fn=print, compiled_loss_and_correct=print
+            *arguments, task_spec=SPEC, loss_and_correct_fn=print, compiled_loss_and_correct=print
         )
 
 
@@ -283,8 +266,7 @@ def test_the_overrides_of_esper_lite_are_marked(scopes) -> None:
     model, overrides = Model(), overrides_of(torch.ones(K))
     process_fused_val_batch(
         env(model), *batch(), torch.nn.CrossEntropyLoss(reduction="none"), overrides, K,
-        task_spec=types.SimpleNamespace(task_type="classification"),
-        loss_and_correct_fn=loss_and_correct,
+        task_spec=SPEC, loss_and_correct_fn=loss_and_correct,
     )  # fmt: skip
     assert scopes[0][1][2] is overrides
 
@@ -294,18 +276,6 @@ def test_the_overrides_of_esper_lite_are_marked(scopes) -> None:
 
 def never(*_):
     raise AssertionError("evaluated in spite of a bad argument")
-
-
-@pytest.mark.parametrize("bad", [0, -1])
-def test_too_few_configurations(bad) -> None:
-    with pytest.raises(ValueError, match="num_configs is -?[01]"):
-        fused_validation_batch(*batch(), bad, evaluate=never)
-
-
-@pytest.mark.parametrize("bad", [1.5, "4", None])
-def test_configurations_are_integers(bad) -> None:
-    with pytest.raises(TypeError, match="num_configs must be an integer"):
-        fused_validation_batch(*batch(), bad, evaluate=never)
 
 
 def test_bad_batches() -> None:
@@ -330,33 +300,32 @@ def test_bad_batches() -> None:
             fused_validation_batch(inputs, targets, K, evaluate=never)
 
 
-def test_bad_reads_are_refused_before_anything_runs() -> None:
-    for reads in (3, "scales", object()):
-        with pytest.raises(TypeError, match="reads: expected a tensor, or a container"):
-            fused_validation_batch(*batch(), K, evaluate=never, reads=reads)
+STREAM = torch.Stream(stream_id=3, device_index=1, device_type=1)
 
 
-def test_bad_callables_and_streams() -> None:
-    with pytest.raises(TypeError, match="evaluate must be callable"):
-        fused_validation_batch(*batch(), K, evaluate=None)
-    with pytest.raises(TypeError):
-        fused_validation_batch(*batch(), K)
-    for stream in (7, "side"):
-        with pytest.raises(TypeError, match="stream must be a torch.cuda.Stream"):
-            fused_validation_batch(*batch(), K, stream, evaluate=never)
-    with pytest.raises(TypeError, match="take must be"):
-        fused_validation_batch(*batch(), K, evaluate=never, take="no")
-    for device, error in (("nonsense", ValueError), (-1, ValueError), ([], TypeError)):
-        with pytest.raises(error, match='device must be a torch.device, a name such as "cuda:0"'):
-            fused_validation_batch(*batch(), K, evaluate=never, device=device)
-
-
-def test_device_and_stream_must_agree() -> None:
-    stream = torch.Stream(stream_id=3, device_index=1, device_type=1)
-    with pytest.raises(ValueError, match="stream belongs to cuda:1"):
-        fused_validation_batch(*batch(), K, stream, evaluate=never, device="cuda:0")
-    with pytest.raises(ValueError, match="device is cpu and stream belongs to cuda:1"):
-        fused_validation_batch(*batch(), K, stream, evaluate=never, device="cpu")
+@pytest.mark.parametrize(
+    "given, error, message",
+    [
+        ({"num_configs": 0}, ValueError, "num_configs is 0"),
+        ({"num_configs": -1}, ValueError, "num_configs is -1"),
+        *[({"num_configs": bad}, TypeError, "num_configs must be an integer")
+          for bad in (1.5, "4", None)],
+        ({"evaluate": None}, TypeError, "evaluate must be callable"),
+        *[({"reads": bad}, TypeError, "reads: expected a tensor, or a container")
+          for bad in (3, "scales", object())],
+        *[({"stream": bad}, TypeError, "stream must be a torch.cuda.Stream") for bad in (7, "side")],
+        ({"take": "no"}, TypeError, "take must be"),
+        *[({"device": bad}, error, 'device must be a torch.device, a name such as "cuda:0"')
+          for bad, error in (("nonsense", ValueError), (-1, ValueError), ([], TypeError))],
+        ({"stream": STREAM, "device": "cuda:0"}, ValueError, "stream belongs to cuda:1"),
+        ({"stream": STREAM, "device": "cpu"}, ValueError,
+         "device is cpu and stream belongs to cuda:1"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused_before_anything_runs(given, error, message) -> None:
+    arguments = {"num_configs": K, "evaluate": never, **given}
+    with pytest.raises(error, match=message):
+        fused_validation_batch(*batch(), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -394,14 +363,8 @@ def test_streams_of_the_cpu_do_nothing() -> None:
 
 
 def test_the_documented_example_runs() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "validation.md"
-    if not page.exists():
-        pytest.skip("the page comes with a source checkout")
-    (example,) = [
-        block.split("```")[0]
-        for block in page.read_text().split("```python\n")[1:]
-        if "# runs anywhere" in block
-    ]
+    page = ROOT / "docs" / "validation.md"
+    (example,) = [one for one in blocks(page) if "# runs anywhere" in one]
     names: dict = {}
     exec(compile(example, str(page), "exec"), names)
     assert names["total"] == 32 and names["loss"].shape == (4,)

@@ -13,25 +13,16 @@ import time
 from pathlib import Path
 
 import pytest
+from histories import refusal
 from processes import ROOT, python
 
 from esper_alloc.replay import snapshot
-from esper_alloc.replay.snapshot import SnapshotError, load_snapshot
 
 DEEP = 2_000_000
 
 
 def program(body: bytes) -> bytes:
     return b"\x80\x04" + body + b"."
-
-
-def refusal(path: Path, content: bytes) -> str:
-    path.write_bytes(content)
-    with pytest.raises(SnapshotError) as caught:
-        load_snapshot(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ") and "\n" not in message
-    return message.removeprefix(f"{path}: ")
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -49,15 +40,6 @@ def test_a_file_nested_two_million_deep_is_an_error_in_words(tmp_path, body, com
     data = program(body)
     message = refusal(tmp_path / "deep", gzip.compress(data, 1) if compressed else data)
     assert message.startswith("not a memory snapshot: ") and "_dump_snapshot()" in message
-
-
-def test_the_command_says_it_too(tmp_path):
-    path = tmp_path / "deep.pickle"
-    path.write_bytes(gzip.compress(program(b"}(N" + b"\x85" * DEEP + b"Nu")))
-    assert path.stat().st_size < 4096
-    done = python("-m", "esper_alloc", "replay", path, cwd=ROOT)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"esper_alloc replay: {path}: not a memory snapshot: ")
 
 
 @pytest.mark.parametrize("opcode", [b"\x8d", b"\x8e", b"\x96", b"\x95"])

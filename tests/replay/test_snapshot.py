@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from histories import Recorder, snapshot_of, write
+from histories import Recorder, refusal, snapshot_of, write
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from esper_alloc.replay import reader, snapshot
-from esper_alloc.replay.snapshot import SnapshotError, load_snapshot
+from esper_alloc.replay.snapshot import load_snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -35,20 +35,6 @@ def small_snapshot() -> dict:
 
 
 WHOLE = pickle.dumps(small_snapshot())
-
-
-def program(body: bytes) -> bytes:
-    return b"\x80\x04" + body + b"."
-
-
-def refusal(path: Path | str) -> str:
-    """The one line that a file is refused with; it must begin with its name."""
-    with pytest.raises(SnapshotError) as caught:
-        load_snapshot(path)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith(f"{path}: ")
-    return message.removeprefix(f"{path}: ")
 
 
 def read_each(files: list[bytes]) -> list[str]:
@@ -271,17 +257,14 @@ def test_damage_of_any_kind_is_an_error_and_nothing_else():
 
 
 PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text()
-    | st.binary(),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.tuples(inner, inner)
-        | inner.map(lambda shared: [shared, (shared,), {"again": shared}])
-        | st.dictionaries(st.text() | st.integers(), inner, max_size=4)
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary()
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.tuples(inner, inner),
+        inner.map(lambda shared: [shared, (shared,), {"again": shared}]),
+        st.dictionaries(st.text() | st.integers(), inner, max_size=4),
     ),
     max_leaves=20,
 )

@@ -3,11 +3,13 @@
 import ctypes
 import os
 import pickle
+import pkgutil
 import shutil
 import subprocess
 import sys
 import textwrap
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,30 +65,18 @@ def run_beside_torch(source: str, **env: str) -> str:
     return helper.printed_by(lambda: helper.in_nursery(together(source), environment(env)))
 
 
-def run_without_torch(source: str, **env: str) -> str:
-    return run(WITHOUT_TORCH + textwrap.dedent(source), **env)
-
-
-def has_shim() -> bool:
+def works(call: Callable[[], object]) -> bool:
     try:
-        esper_alloc.allocator()
-    except UnavailableError:
-        return False
-    return True
-
-
-def has_core() -> bool:
-    try:
-        esper_alloc.library_path()
+        call()
     except UnavailableError:
         return False
     return True
 
 
 needs_shim = pytest.mark.skipif(
-    not has_shim(), reason="the PyTorch part is not built for this torch"
+    not works(esper_alloc.allocator), reason="the PyTorch part is not built for this torch"
 )
-needs_core = pytest.mark.skipif(not has_core(), reason="the core is not built")
+needs_core = pytest.mark.skipif(not works(esper_alloc.library_path), reason="the core is not built")
 
 
 def has_cuda_torch() -> bool:
@@ -103,19 +93,23 @@ needs_cuda_torch = pytest.mark.skipif(not has_cuda_torch(), reason="no torch wit
 # Importing
 
 
-def test_import_loads_neither_torch_nor_compiled_modules():
-    run("""
+@pytest.mark.parametrize("variable", [{}, {"ESPER_ALLOC": "0"}, {"ESPER_ALLOC": ""}], ids=str)
+def test_import_loads_neither_torch_nor_compiled_modules(variable):
+    code = """
         import sys
         import esper_alloc
         assert "torch" not in sys.modules
         assert not [n for n in sys.modules if n.startswith("esper_alloc._")]
         assert not esper_alloc.is_enabled()
         assert "torch" not in sys.modules
-        """)
+        """
+    run(code, **variable)
 
 
-def test_every_public_name_is_there_without_torch():
-    run_without_torch("""
+def test_without_torch_every_name_is_there_and_calls_say_what_to_install():
+    run(
+        WITHOUT_TORCH
+        + textwrap.dedent("""
         import esper_alloc
         without = []
         for name in esper_alloc.__all__:
@@ -127,11 +121,20 @@ def test_every_public_name_is_there_without_torch():
         # These are modules of PyTorch; all else can be asked for.
         assert without == ["RewardNormalizer", "RunningMeanStd", "ValueNormalizer"], without
         assert set(esper_alloc.__all__) <= set(dir(esper_alloc))
-        assert callable(esper_alloc.allocator)
         esper_alloc.record_use([None, 3, "text"])
         with esper_alloc.using({"x": None}):
             pass
+        arguments = dict(batch_size_per_env=1, n_envs=1, env_devices=["cpu"], seed=1)
+        for call in (
+            esper_alloc.enable, esper_alloc.allocator, esper_alloc.pluggable_allocator,
+            lambda: esper_alloc.GatherBatchIterator([], [], **arguments),
+            lambda: esper_alloc.SharedGPUGatherBatchIterator(shuffle=True, **arguments),
+            esper_alloc.ImageTransform,
+        ):
+            said = refusal(esper_alloc.UnavailableError, call)
+            assert "needs PyTorch" in said and "pip install" in said, said
         """)
+    )
 
 
 def test_unknown_names_are_attribute_errors():
@@ -140,13 +143,8 @@ def test_unknown_names_are_attribute_errors():
 
 
 def test_no_module_hides_a_public_function():
-    run("""
-        import pkgutil, esper_alloc
-        names = {one.name for one in pkgutil.iter_modules(esper_alloc.__path__)}
-        assert not names & set(esper_alloc.__all__), names
-        assert callable(esper_alloc.allocator)
-        assert callable(esper_alloc.cudagraph_outputs)
-        """)
+    names = {one.name for one in pkgutil.iter_modules(esper_alloc.__path__)}
+    assert names and not names & set(esper_alloc.__all__)
 
 
 # Refusals
@@ -298,18 +296,6 @@ assert "ESPER_ALLOC_USES" not in __import__("os").environ
     else:
         printed = run_beside_torch(OTHER_TORCH + program)
     assert words in printed and "Warning" not in printed
-
-
-def test_without_torch_the_error_says_what_to_install():
-    printed = run_without_torch("""
-        import esper_alloc
-        for call in (esper_alloc.enable, esper_alloc.allocator,
-                     esper_alloc.pluggable_allocator):
-            said = refusal(RuntimeError, call)
-            assert "needs PyTorch" in said, said
-            assert "pip install" in said, said
-        """)
-    assert printed == ""
 
 
 # ESPER_ALLOC
@@ -464,11 +450,6 @@ def test_the_variable_where_it_cannot_be_warns_and_imports(begin, conf, why):
     assert "ESPER_ALLOC=1, but PyTorch keeps its own allocator: " in printed and why in printed
 
 
-@pytest.mark.parametrize("value", ["0", ""])
-def test_variable_off(value):
-    run("import sys, esper_alloc; assert 'torch' not in sys.modules", ESPER_ALLOC=value)
-
-
 def test_variable_with_another_value_is_named():
     printed = run(
         """
@@ -529,18 +510,27 @@ def test_values_that_nobody_knows_are_named_at_once(name, value, words):
 # The swap, which needs no GPU
 
 
-@needs_shim
-def test_swap():
-    run_beside_torch("""
+@pytest.mark.parametrize(
+    "name, kind, backend",
+    [
+        pytest.param("allocator", "_CUDAAllocator", "esper_alloc", marks=needs_shim),
+        pytest.param("pluggable_allocator", "CUDAPluggableAllocator", "pluggable",
+                     marks=[needs_core, needs_cuda_torch]),
+    ],
+)  # fmt: skip
+def test_swap(name, kind, backend):
+    run_beside_torch(f"""
         import torch, esper_alloc
-        ours = esper_alloc.allocator()
-        assert ours is esper_alloc.allocator()
+        ours = esper_alloc.{name}()
+        assert ours is esper_alloc.{name}()
+        assert isinstance(ours, torch.cuda.memory.{kind})
         assert not esper_alloc.is_enabled()
         assert torch.cuda.get_allocator_backend() == "native"
         torch.cuda.memory.change_current_allocator(ours)
         assert esper_alloc.is_enabled()
         esper_alloc.enable()
-        assert torch.cuda.get_allocator_backend() == "esper_alloc"
+        assert torch.cuda.get_allocator_backend() == {backend!r}
+        esper_alloc.record_use(torch.ones(3))
         """)
 
 
@@ -717,25 +707,6 @@ def test_without_a_driver_the_error_names_it():
                      lambda: torch._C._cuda_emptyCache()):
             said = refusal(RuntimeError, call)
             assert "esper_alloc cannot serve this process: " in said, said
-        """)
-
-
-# The function-pointer way
-
-
-@needs_core
-@needs_cuda_torch
-def test_pluggable_allocator_swaps_in():
-    run_beside_torch("""
-        import torch, esper_alloc
-        pluggable = esper_alloc.pluggable_allocator()
-        assert pluggable is esper_alloc.pluggable_allocator()
-        assert isinstance(pluggable, torch.cuda.memory.CUDAPluggableAllocator)
-        assert not esper_alloc.is_enabled()
-        torch.cuda.memory.change_current_allocator(pluggable)
-        assert torch.cuda.get_allocator_backend() == "pluggable"
-        assert esper_alloc.is_enabled()
-        esper_alloc.record_use(torch.ones(3))
         """)
 
 

@@ -351,8 +351,15 @@ def test_a_size_of_segments_is_that_of_pages(run: Run, given: str | None, pages:
     )
 
 
-def cuda(settings: str, general: str) -> dict[str, str]:
-    return {"PYTORCH_CUDA_ALLOC_CONF": settings, "PYTORCH_ALLOC_CONF": general}
+def general(settings: str) -> dict[str, str]:
+    return {"PYTORCH_ALLOC_CONF": settings}
+
+
+def cuda(settings: str) -> dict[str, str]:
+    return {"PYTORCH_CUDA_ALLOC_CONF": settings}
+
+
+CLASSIC, MAPPED = "expandable_segments:False", "expandable_segments:True"
 
 
 @pytest.mark.slow
@@ -361,32 +368,22 @@ def cuda(settings: str, general: str) -> dict[str, str]:
     [
         ({}, None, None, True),
         ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, None, False),
-        ({}, None, "expandable_segments:False", False),
+        ({}, None, CLASSIC, False),
         ({}, None, "max_split_size_mb:64", True),
-        ({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}, None, None, True),
-        (
-            {"PYTORCH_ALLOC_CONF": "max_non_split_rounding_mb:40,large_segment_size_mb:40"},
-            None,
-            None,
-            True,
-        ),
-        ({"PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"}, None, None, True),
+        (general("garbage_collection_threshold:0.8"), None, None, True),
+        (general("max_non_split_rounding_mb:40,large_segment_size_mb:40"), None, None, True),
+        (general("roundup_power2_divisions:4"), None, None, True),
         # PyTorch reads both variables, this one last.
-        (cuda("expandable_segments:True", "expandable_segments:False"), None, None, True),
-        (cuda("expandable_segments:False", "expandable_segments:True"), None, None, False),
-        (cuda("roundup_power2_divisions:4", "expandable_segments:False"), None, None, False),
+        ({**cuda(MAPPED), **general(CLASSIC)}, None, None, True),
+        ({**cuda(CLASSIC), **general(MAPPED)}, None, None, False),
+        ({**cuda("roundup_power2_divisions:4"), **general(CLASSIC)}, None, None, False),
         ({"ESPER_ALLOC_SEGMENTS": "mapped"}, None, "max_split_size_mb:64", True),
-        ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, "expandable_segments:True", True),
-        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, None, None, False),
-        (
-            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-            None,
-            "max_split_size_mb:64",
-            True,
-        ),
-        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, "max_split_size_mb:64", None, False),
-        ({}, "expandable_segments:False", "max_split_size_mb:64", False),
-        ({"ESPER_ALLOC_SEGMENTS": "mapped"}, "expandable_segments:False", None, False),
+        ({"ESPER_ALLOC_SEGMENTS": "classic"}, None, MAPPED, True),
+        (general(CLASSIC), None, None, False),
+        (cuda(MAPPED), None, "max_split_size_mb:64", True),
+        (general(CLASSIC), "max_split_size_mb:64", None, False),
+        ({}, CLASSIC, "max_split_size_mb:64", False),
+        ({"ESPER_ALLOC_SEGMENTS": "mapped"}, CLASSIC, None, False),
     ],
 )
 def test_the_kind_of_segments(
@@ -398,18 +395,20 @@ def test_the_kind_of_segments(
 ) -> None:
     """Settings given before the allocator is there, and between that and its first use."""
     set_options = "_C._accelerator_setAllocatorSettings"
-    begin = BEGIN + f"{set_options}({before!r})\n" * (before is not None) + OURS[len(BEGIN) :]
+
+    def given(settings: str | None) -> str:
+        return f"{set_options}({settings!r})\n" if settings else ""
+
     output_of(
         libraries,
-        begin,
-        f"{set_options}({after!r})\n" * (after is not None)
-        + f"""
+        BEGIN + given(before) + OURS[len(BEGIN) :] + given(after),
+        f"""
         x = memory(6 * MiB)
         assert segments()[0]["is_expandable"] is {mapped}, segments()
         {set_options}("expandable_segments:{not mapped}")
         y = memory(30 * MiB)
         kinds = [s["is_expandable"] for s in segments()]
         assert sorted(kinds) == [False, True], kinds
-        """.replace("\n        ", "\n"),
+        """,
         **env,
     )

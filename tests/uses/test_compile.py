@@ -46,6 +46,12 @@ def fresh():
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def marks_on_the_cpu(monkeypatch):
+    """As if the CPU were a device with streams: a backward needs devices that exist."""
+    monkeypatch.setattr(containers, "_HOST", ("meta",))
+
+
 class Graphs:
     """Compiles a function, and keeps the graphs that AOTAutograd made of it."""
 
@@ -200,9 +206,8 @@ class Marking(Functional):
         return self + 1
 
 
-def test_subclasses_with_torch_function_are_marked(monkeypatch):
+def test_subclasses_with_torch_function_are_marked(marks_on_the_cpu):
     # AOTAutograd does not take such tensors, so what Dynamo made is looked at.
-    monkeypatch.setattr(containers, "_HOST", ("meta",))
     counts = []
 
     def backend(module, inputs):
@@ -230,9 +235,7 @@ def test_subclasses_with_torch_function_are_marked(monkeypatch):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_jagged_tensors_are_marked_in_their_parts(grad, monkeypatch):
-    monkeypatch.setattr(containers, "_HOST", ("meta",))
-
+def test_jagged_tensors_are_marked_in_their_parts(grad, marks_on_the_cpu):
     def f(x):
         y = x * 2
         esper_alloc.record_use(y)
@@ -255,9 +258,7 @@ def test_jagged_tensors_are_marked_in_their_parts(grad, monkeypatch):
         torch.testing.assert_close(x.grad.values(), (x.values() * 2).cos() * 2)
 
 
-def test_transforms_and_branches_keep_their_marks(monkeypatch):
-    monkeypatch.setattr(containers, "_HOST", ("meta",))
-
+def test_transforms_and_branches_keep_their_marks(marks_on_the_cpu):
     def f(x):
         y = x * 2
         esper_alloc.record_use(y)
@@ -283,8 +284,7 @@ def test_transforms_and_branches_keep_their_marks(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_graphs_in_a_graph_mark_on_one_stream(backend, monkeypatch):
-    monkeypatch.setattr(containers, "_HOST", ("meta",))
+def test_graphs_in_a_graph_mark_on_one_stream(backend, marks_on_the_cpu):
     side = stream()
 
     def block(x):
@@ -459,10 +459,7 @@ def test_a_mark_is_not_eliminated_where_nothing_else_is_left():
     assert on_fake_cuda(f, (4,)).names() == ["add.Tensor", "record_use.default"]
 
 
-def test_in_any_mode_memory_is_protected_until_its_free(monkeypatch):
-    # A backward needs devices that exist: on CPU tensors nothing is done.
-    monkeypatch.setattr(containers, "_HOST", ("meta",))
-
+def test_in_any_mode_memory_is_protected_until_its_free(marks_on_the_cpu):
     def f(x, w):
         y = x * w
         esper_alloc.record_use(x)
@@ -490,15 +487,14 @@ def read_elsewhere():
         x.fill_(3)
 
     library = torch.library.Library("esper_test", "DEF")
-    library.define("read(Tensor x) -> Tensor")
-    library.define("launch(Tensor x) -> ()")
-    library.define("fill(Tensor(a!) x) -> ()")
-    library.impl("read", lambda x: x.sum(0), "CompositeExplicitAutograd")
-    library.impl("launch", lambda x: None, "CompositeExplicitAutograd")
-    library.impl("fill", fill, "CompositeExplicitAutograd")
-    torch.library.register_fake("esper_test::fill", lambda x: None, lib=library)
-    torch.library.register_fake("esper_test::read", lambda x: x.sum(0), lib=library)
-    torch.library.register_fake("esper_test::launch", lambda x: None, lib=library)
+    for schema, function in (
+        ("read(Tensor x) -> Tensor", lambda x: x.sum(0)),
+        ("launch(Tensor x) -> ()", lambda x: None),
+        ("fill(Tensor(a!) x) -> ()", fill),
+    ):
+        name = library.define(schema)
+        library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"esper_test::{name}", function, lib=library)
     torch.fx.node.has_side_effect(torch.ops.esper_test.launch.default)
     yield torch.ops.esper_test
     library._destroy()
@@ -929,45 +925,31 @@ def test_vmap_and_grad_mark_what_is_below():
         torch.vmap(torch.func.grad(f))(x)
         torch.testing.assert_close(torch.func.functionalize(f)(x), f(x))
     assert mode.names.count("esper_alloc.record_use.default") == 6
-    for value in seen[:1]:
-        assert torch._C._functorch.is_batchedtensor(value)
+    assert torch._C._functorch.is_batchedtensor(seen[0])
 
 
 class Wrapped(torch.Tensor):
     """A wrapper that does not say what it holds."""
 
     @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device="cuda")
+    def __new__(cls, knows):
+        return torch.Tensor._make_wrapper_subclass(cls, (3,), device="cuda")
 
-    def __init__(self, inner):
-        self.inner = inner
+    def __init__(self, knows):
+        self.knows = knows
         self.seen = []
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         wrapped = args[0][0] if isinstance(args[0], list) else args[0]
         wrapped.seen.append(str(func))
-        if cls.knows not in str(func):
+        if wrapped.knows not in str(func):
             raise NotImplementedError(func)
 
 
-class Knowing(Wrapped):
-    knows = "esper_alloc.record_use"
-
-
-class Old(Wrapped):
-    knows = "aten.record_stream"
-
-
-class Deaf(Wrapped):
-    knows = "nothing"
-
-
 def test_wrappers_see_the_operator_and_older_ones_record_stream():
-    side = stream()
-    knowing, old, deaf = (kind(torch.ones(3)) for kind in (Knowing, Old, Deaf))
-    esper_alloc.record_use([knowing, old, deaf], side)
+    knowing, old, deaf = map(Wrapped, ("esper_alloc.record_use", "aten.record_stream", "nothing"))
+    esper_alloc.record_use([knowing, old, deaf], stream())
     assert knowing.seen == ["esper_alloc.record_use.default"]
     assert old.seen == ["esper_alloc.record_use.default", "aten.record_stream.default"]
     assert deaf.seen == old.seen

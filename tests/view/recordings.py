@@ -8,22 +8,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from esper_alloc.recorder.reading import (
-    ALLOC,
-    AVAILABLE,
-    FREE,
-    HELD_BACK,
-    OOM,
-    PENDING,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    USE,
-)
+from esper_alloc.recorder import reading as box
 from esper_alloc.replay.reader import ACTIONS
 from esper_alloc.replay.replay import load
 
 MIB = 2**20
-ONE_WORD = {FREE, PENDING, AVAILABLE}
+ONE_WORD = {box.FREE, box.PENDING, box.AVAILABLE}
 TIME = 12
 #: Nanoseconds of a tick, and of the time of day when the recording begins.
 TICK, BEGIN = 40, 1_700_000_000 * 10**9
@@ -107,22 +97,22 @@ class Heap:
                 break
             address = begin + -(-self.live[begin] // 512) * 512
         while address + size > self.mapped:
-            self.writer.event(SEGMENT_MAP, self.mapped, self.page, self.lane)
+            self.writer.event(box.SEGMENT_MAP, self.mapped, self.page, self.lane)
             self.mapped += self.page
         self.live[address] = size
         lane = self.lane if lane is None else lane
-        self.writer.event(ALLOC, address, size, lane, site, thread)
+        self.writer.event(box.ALLOC, address, size, lane, site, thread)
         return address
 
     def free(self, address: int, thread: int = 1) -> None:
-        self.writer.event(FREE, address, thread=thread)
+        self.writer.event(box.FREE, address, thread=thread)
         del self.live[address]
 
     def shrink(self) -> None:
         end = max((at + size for at, size in self.live.items()), default=self.base)
         while self.mapped - self.page >= end:
             self.mapped -= self.page
-            self.writer.event(SEGMENT_UNMAP, self.mapped, self.page, self.lane)
+            self.writer.event(box.SEGMENT_UNMAP, self.mapped, self.page, self.lane)
 
     def segment(self) -> tuple[int, int, int, int, int, int, int]:
         device, stream, pool, _ = self.writer.lanes[self.lane]
@@ -157,7 +147,7 @@ def training(steps: int = 30, layers: int = 12, hostile: str = "") -> Writer:
     for step in range(steps):
         inputs = heap.malloc(12 * MIB, batch)
         ahead = heap.malloc(20 * MIB, copy, lane=side)
-        w.event(USE, ahead)
+        w.event(box.USE, ahead)
         kept = [heap.malloc((10 + 6 * (n % 4)) * MIB, forward[n % 4]) for n in range(2 * layers)]
         gradients = []
         for address in reversed(kept):
@@ -172,19 +162,19 @@ def training(steps: int = 30, layers: int = 12, hostile: str = "") -> Writer:
         heap.free(inputs)
         size = heap.live[ahead]
         heap.free(ahead)
-        w.event(PENDING, ahead)
+        w.event(box.PENDING, ahead)
         heap.live[ahead] = size  # nobody gets it
         if step % 7 == 6:
             w.now += (3000 + 500 * step) * 1000 // TICK
-            w.event(HELD_BACK, (3000 + 500 * step) << 9, 20 * MIB, side)
+            w.event(box.HELD_BACK, (3000 + 500 * step) << 9, 20 * MIB, side)
         w.now += 500_000
-        w.event(AVAILABLE, ahead)
+        w.event(box.AVAILABLE, ahead)
         del heap.live[ahead]
         if step % 10 == 9:
             heap.shrink()
     for n in range(2 * layers):
         heap.malloc((10 + 6 * (n % 4)) * MIB, forward[n % 4])
-    w.event(OOM, 100 * MIB, 640 * MIB)
+    w.event(box.OOM, 100 * MIB, 640 * MIB)
     w.segments = [heap.segment()]
     w.why = "out of memory"
     w.info = {"torch": "2.11.0"}

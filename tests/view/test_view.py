@@ -8,13 +8,12 @@ import pickle
 import random
 import shutil
 import subprocess
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from histories import Recorder, snapshot_of
+from histories import Recorder, snapshot_of, write
 from recordings import MIB, TORCH, Writer, snapshot_like, training
 
 np = pytest.importorskip("numpy")
@@ -204,11 +203,6 @@ def test_every_number_is_the_models(
         assert reserved.tolist() == [model.reserved[event] for event in moments]
 
 
-def pickled(snapshot: Any, file: Path) -> Path:
-    file.write_bytes(pickle.dumps(snapshot))
-    return file
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_snapshot_shows_what_a_recording_of_the_same_history_does(
     seed: int, tmp_path: Path
@@ -228,7 +222,7 @@ def test_a_snapshot_shows_what_a_recording_of_the_same_history_does(
         return found
 
     recording = random_recording(tmp_path / "f", seed, 300)
-    snapshot = load_for_view(pickled(snapshot_like(tmp_path / "f"), tmp_path / "s"))
+    snapshot = load_for_view(write(tmp_path / "s", snapshot_like(tmp_path / "f")))
     for device in (0, 1):
         found = states(snapshot, device)
         assert len(found) > 50 and found.items() <= states(recording, device).items()
@@ -251,7 +245,7 @@ def test_a_snapshot_that_begins_late_and_has_no_times(tmp_path: Path) -> None:
         ("m.py:3 (f)", [{"filename": "m.py", "line": 3, "name": "f"}]),
     ):
         block["frames"] = frames
-        page = Page(load_for_view(pickled(snapshot, tmp_path / "late")))
+        page = Page(load_for_view(write(tmp_path / "late", snapshot)))
         (told,) = page.facts["devices"]
         assert page.facts["has_stacks"] == bool(frames) and page.facts["older"] == 5
         assert page.column(told["steps"]).tolist() == [0, 1, 2] and not page.facts["clock"]
@@ -370,7 +364,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 @pytest.mark.parametrize("of", ["recording", HOSTILE, "snapshot"])
 def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
     file = training(hostile=of if of == HOSTILE else "").write(tmp_path / "file.box")
-    shown = file if of != "snapshot" else pickled(snapshot_like(file), tmp_path / "file.pickle")
+    shown = file if of != "snapshot" else write(tmp_path / "file.pickle", snapshot_like(file))
     assert main(["view", str(shown)]) == 0
     peak = max(Model(box.load_black_box(file), 0).live)
     done = subprocess.run(
@@ -426,14 +420,3 @@ def test_refused_files_leave_nothing_behind(
     assert main(["view", str(tmp_path / "whole"), "--output", str(tmp_path / "no" / "page")]) == 1
     assert "cannot be written" in capsys.readouterr().err
     assert not [*tmp_path.glob("*.html"), *tmp_path.glob("*.part")]
-
-
-def test_without_numpy_one_line_says_so(tmp_path: Path) -> None:
-    file = training(steps=1).write(tmp_path / "file")
-    program = (
-        "import sys; sys.modules['numpy'] = None\n"
-        "from esper_alloc.cli.main import main; sys.exit(main(['view', sys.argv[1]]))"
-    )
-    done = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "esper_alloc view: needs numpy: python -m pip install numpy\n"
