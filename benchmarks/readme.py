@@ -6,8 +6,8 @@
 
 README.md has a few rows, docs/results-PAGE.md have the tables, docs/results.md what was measured
 on which machine, docs/real-programs.md one more table, and benchmarks/results/pipeline.svg is the
-README's picture, which needs matplotlib. shown.py says which figures, and what they are called. What stands outside of the marks "figures: begin" and
-"figures: end" is left alone.
+README's picture, which needs matplotlib. shown.py says which figures, and what they are called.
+What stands outside of the marks "figures: begin" and "figures: end" is left alone.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ def table(shown: Table) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
     """A table's lines, and the rows that it shows, with their topics."""
     filled = [(row, *cells(row, shown.columns)) for row in shown.rows]
     filled = [one for one in filled if one[2]]
+    if not filled:
+        return [], []  # not measured yet
     topics = {row.topic for row, _, _ in filled}
     headings = [column.heading for column in shown.columns] or ["compared with"]
     by = "build" if len(topics) == 1 else "script, build"
@@ -148,6 +150,8 @@ def table(shown: Table) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
         once = tuple(one._replace(peers=() if one.figure else one.peers) for one in shown.columns)
         for names in row.also:
             more, also = cells(row._replace(names=names), once)
+            if not also:
+                continue
             more = [one.removeprefix(f"{row.peer}: ") for one in more]
             said, found = ["; ".join(filter(None, two)) for two in zip(said, more)], found + also
         builds = ", ".join(dict.fromkeys(one["run"]["commit"] for one in found))

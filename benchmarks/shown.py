@@ -189,6 +189,17 @@ overlap what is reserved), and the time of a step or batch.""", (
               ("tensor_parallel, registered", "native, registered", "registered with NCCL"))),
         Row("engines", f"ddp: {LOSSES}", "losses, largest difference: DDP; FSDP2; tensor parallelism",
             "native, run again", (f"fsdp2: {LOSSES}", f"tensor_parallel: {LOSSES}")))),
+    Table("jobs", "From one GPU to four", """\
+Engines one after the other in the same processes, on one GPU; two; four: the rank that
+reserves most, and the rank that is held back longest beside the one held back least.""",
+        tuple(Row("engines", f"{engine} on one GPU, together: {name}", f"{label}: {figure}", peer,
+                  tuple(f"{engine}{on}, together: {name}" for on in ("", " on 4 GPUs")))
+              for engine, label in (("ddp", "DDP"), ("fsdp2", "FSDP2"), ("hsdp", "HSDP"),
+                                    ("fsdp2_tp", "FSDP2 with tensor parallelism"),
+                                    ("pipeline", "pipeline"), ("expert_parallel", "experts"))
+              for figure, name, peer in (
+                  ("reserved", "peak reserved", "native"),
+                  ("held back", "held back", "the rank held back least")))),
     Table("helpers", "Helpers", "Those of gather and cifar_envs run on esper_alloc.", (
         Row("gather", "a batch, 1 x 512",
             "CIFAR batches: 512 for one environment; 32 for each of 16; of 64",
