@@ -98,14 +98,14 @@ public:
   // The tracker is called with each entry, recorded or not: nccl_registration.h.
   void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
 
-  // ../memory/pools.cpp: private pools, the memory of CUDA graphs and of torch.cuda.MemPool. Between
-  // begin and end, a pool serves the allocations that its filter claims. `segments`: where its
-  // segments come from; null: from the core.
+  // ../memory/pools.cpp: private pools, the memory of CUDA graphs and of torch.cuda.MemPool.
+  // Between begin and end, a pool serves the allocations that its filter claims. `segments`: where
+  // its segments come from; null: from the core.
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
-  // Destructors of MemPools and graphs call these three. They do nothing in a forked child, where the
-  // pools are the parent's.
+  // Destructors of MemPools and graphs call these three. They do nothing in a forked child, where
+  // the pools are the parent's.
   void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
   int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) override;
   void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override;
