@@ -6,8 +6,7 @@
 
 /* Microseconds since a fixed moment. */
 uint64_t monotonic_now(void);
-/* For tests: moves the clock on; stops it, so that from then on only monotonic_skip() moves it. */
+/* Stops the clock, and moves it on, for tests. */
 void monotonic_skip(uint64_t microseconds);
-void monotonic_stop(void);
 
 #endif

@@ -126,6 +126,11 @@ block_t *block_split(device_t *device, block_t *block, size_t size);
 /* `block` takes in its next neighbour. Both are free and in no bin. */
 void block_merge_next(device_t *device, block_t *block);
 
+static inline device_t *block_device(const block_t *block)
+{
+  return block->segment->device;
+}
+
 /* The segment of a block that was found without a lock. NULL: the block is gone, and another thread
  * is using its metadata for a new one. */
 static inline segment_t *block_segment_if_any(const block_t *block)

@@ -9,17 +9,12 @@
 #include "trace.h"
 #include "use.h"
 
-static device_t *device_of(const block_t *block)
-{
-  return block->segment->device;
-}
-
 void block_count_inactive(block_t *block)
 {
   if (!block->counted_active)
     return;
   cache_count_satisfied(block);
-  trace_add_block(device_of(block), ESPER_TRACE_FREE_COMPLETED, block, block->requested);
+  trace_add_block(block_device(block), ESPER_TRACE_FREE_COMPLETED, block, block->requested);
   block->counted_active = false;
   block->requested = 0;
 }
@@ -28,7 +23,7 @@ void block_count_inactive(block_t *block)
 static void record_pending(const block_t *block, esper_action action)
 {
   if (block->counted_active)
-    trace_record(device_of(block), action, block->address, block->requested, block_user(block));
+    trace_record(block_device(block), action, block->address, block->requested, block_user(block));
 }
 
 static void append_pending(heap_t *heap, block_t *block)
@@ -80,7 +75,7 @@ void free_blocks_claim(block_t *block)
     record_pending(block, ESPER_TRACE_AVAILABLE);
   }
   if (block_counts_as_split(block))
-    stats_split_removed(&device_of(block)->stats, large, block->size);
+    stats_split_removed(&block_device(block)->stats, large, block->size);
   block_set_state(block, BLOCK_CLAIMED);
 }
 

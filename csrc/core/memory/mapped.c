@@ -17,11 +17,6 @@
 #include "segment.h"
 #include "slack.h"
 
-static device_t *device_of(const block_t *block)
-{
-  return block->segment->device;
-}
-
 /* ---- holes ------------------------------------------------------------- */
 
 /* Holes and stale blocks are in lists through `older` and `newer`. */
@@ -105,7 +100,7 @@ static void unite_holes(block_t *hole)
   hole->next = next->next;
   if (hole->next)
     hole->next->prev = hole;
-  block_discard(device_of(hole), next);
+  block_discard(block_device(hole), next);
 }
 
 void hole_close(block_t *piece)
@@ -237,7 +232,7 @@ void mapped_reap(device_t *device)
 
 block_t *mapped_split(block_t *block, size_t size)
 {
-  block_t *rest = block_split(device_of(block), block, size);
+  block_t *rest = block_split(block_device(block), block, size);
   if (rest) {
     rest->withheld = block->withheld;
     rest->capture = block->capture;
@@ -250,7 +245,7 @@ block_t *mapped_carve(block_t *block, uintptr_t begin, size_t size)
   block_t *front = begin > block->address ? block : NULL, *rest = NULL;
   free_blocks_claim(block);
   block_count_inactive(block);
-  uses_drop_completed(device_of(block), block);
+  uses_drop_completed(block_device(block), block);
   if (front)
     block = mapped_split(front, begin - front->address);
   bool cut = block && (block->size == size || (rest = mapped_split(block, size)));

@@ -12,17 +12,12 @@
 #include "../order/retire.h"
 #include "../order/stream.h"
 
-static device_t *device_of(const block_t *block)
-{
-  return block->segment->device;
-}
-
 esper_status mark_attach(block_t *block, stream_t *stream, record_t *record, unsigned flags)
 {
   use_t *use = NULL;
   if (use_attach(block, stream, record, flags, &use))
     return ESPER_OK;
-  device_t *device = device_of(block);
+  device_t *device = block_device(block);
   uses_drop_completed(device, block);
   use = use_take(device);
   if (use && use_attach(block, stream, record, flags, &use))
@@ -34,7 +29,7 @@ esper_status mark_attach(block_t *block, stream_t *stream, record_t *record, uns
 
 esper_status mark_on_all_streams(block_t *block, unsigned flags)
 {
-  core_t *core = device_of(block)->core;
+  core_t *core = block_device(block)->core;
   esper_status status = ESPER_OK;
   for (int i = 0; i < core->device_count && status == ESPER_OK; i++)
     if (atomic_load(&core->devices[i].ready))
@@ -45,7 +40,7 @@ esper_status mark_on_all_streams(block_t *block, unsigned flags)
 /* Whether a mark on `stream` must become a use of the block. The block's own stream needs none. */
 static bool needs_use(const block_t *block, const stream_t *stream)
 {
-  if (!RULE(MARK_FROM_ANY_DEVICE) && stream->device != device_of(block))
+  if (!RULE(MARK_FROM_ANY_DEVICE) && stream->device != block_device(block))
     return false;
   return !block_is_of(block, stream);
 }
@@ -70,7 +65,7 @@ static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
     if (!block)
       continue;
     bool needs = needs_use(block, stream);
-    unlock(&device_of(block)->lock);
+    unlock(&block_device(block)->lock);
     if (needs)
       return true;
     ++*found;
@@ -81,7 +76,7 @@ static bool any_needs_use(core_t *core, const void *const *ptrs, size_t count,
 /* Counts a mark of the block. Under the lock of the block's device. */
 static void count_mark(const block_t *block, unsigned flags)
 {
-  esper_counters *counters = &device_of(block)->counters;
+  esper_counters *counters = &block_device(block)->counters;
   *(flags & USE_AT_FREE ? &counters->marks_until_free : &counters->marks_exact) += 1;
 }
 
@@ -106,7 +101,7 @@ static esper_status attach_all(core_t *core, const void *const *ptrs, size_t cou
       if (status == ESPER_OK)
         count_mark(block, 0);
     }
-    unlock(&device_of(block)->lock);
+    unlock(&block_device(block)->lock);
   }
   if (record)
     record_drop(record);
@@ -122,13 +117,13 @@ static void count_captured(device_t *device)
 
 static esper_status attach_point(block_t *block, capture_point_t point)
 {
-  use_t *use = use_take(device_of(block));
+  use_t *use = use_take(block_device(block));
   if (!use)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a use");
   branch_keep(point.branch);
   use_attach_point(block, point, &use);
   if (use)
-    use_give(device_of(block), use);
+    use_give(block_device(block), use);
   return ESPER_OK;
 }
 
@@ -157,7 +152,7 @@ static esper_status mark_inside(core_t *core, const void *const *ptrs, size_t co
     if (needs_use(block, p.stream))
       status = own ? attach_point(block, point) : mark_on_all_streams(block, USE_READ_BY_GRAPH);
     outside |= !own && needs_use(block, p.stream);
-    unlock(&device_of(block)->lock);
+    unlock(&block_device(block)->lock);
   }
   capture_point_drop(&point);
   if (branch)
@@ -250,7 +245,7 @@ static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_
         count_mark(block, USE_AT_FREE);
       any_outside |= outside;
     }
-    unlock(&device_of(block)->lock);
+    unlock(&block_device(block)->lock);
   }
   if (any_outside)
     count_captured(p.stream->device);
@@ -345,7 +340,7 @@ esper_status mark_until_all_done(core_t *core, const void *ptr)
   block_t *block = find_lock_live(core, ptr);
   if (!block)
     return error_not_live(ptr);
-  device_t *device = device_of(block);
+  device_t *device = block_device(block);
   esper_status status = mark_attach(block, device->all_streams, NULL, USE_AT_FREE);
   device->counters.marks_until_free++;
   unlock(&device->lock);

@@ -15,21 +15,13 @@ TEST(time_never_goes_back)
 }
 
 /* An hour, which no test waits for. */
-TEST(a_test_can_move_time_on)
+TEST(a_test_can_stop_time_and_move_it_on)
 {
   const uint64_t hour = 3600000000u;
   uint64_t before = monotonic_now();
   monotonic_skip(hour);
-  CHECK(monotonic_now() >= before + hour);
-}
-
-TEST(a_stopped_clock_is_moved_on_by_skips_only)
-{
-  monotonic_skip(7);
-  uint64_t before = monotonic_now();
-  monotonic_stop();
   uint64_t stopped = monotonic_now();
-  CHECK(stopped >= before && stopped - before < 60000000);
+  CHECK(stopped >= before + hour);
   struct timespec while_longer = {.tv_nsec = 1000000};
   nanosleep(&while_longer, NULL);
   CHECK_EQ(monotonic_now(), stopped);
