@@ -73,9 +73,9 @@ public:
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(
       c10::DeviceIndex device) override;
 
-  // ../reporting/out_of_memory.cpp. The second is called for requests that throw_on_cudamalloc_oom
-  // makes the core reject without asking the device. It gets the device, the bytes that would have
-  // been requested from it, the bytes reserved, and the device's total bytes.
+  // ../reporting/out_of_memory.cpp. The second observer is called for requests that
+  // throw_on_cudamalloc_oom makes the core reject without asking the device. It gets the device,
+  // the bytes that would have been requested from it, the bytes reserved, and the device's total.
   void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
   void attachOomRejectionObserver(native::OutOfMemoryObserver observer);
 
@@ -87,12 +87,14 @@ public:
                      const std::vector<std::string> &skip_actions) override;
   void recordAnnotation(
       const std::vector<std::pair<std::string, std::string>> &annotation) override;
+  // What the calling thread's entries say besides: the region that it compiles, and a text of the
+  // program's.
   void pushCompileContext(std::string &context) override;
   void popCompileContext() override;
   void setUserMetadata(const std::string &metadata) override;
   std::string getUserMetadata() override;
   bool supportsUserMetadata();
-  // Of live memory: the first throws where there is none, the second returns null.
+  // For live memory. Where there is none, the first throws, and the second returns null.
   void annotateMemory(const void *ptr, const std::string &metadata);
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void *ptr);
   // The tracker is called with each entry, recorded or not: nccl_registration.h.
@@ -115,6 +117,7 @@ public:
 
   // ../memory/checkpoints.cpp: torch.compile(mode="reduce-overhead"), whose graphs share one pool,
   // takes a checkpoint after each recording and restores it before the next.
+  // Whether exactly the `expected` blocks of the pool are live.
   bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
                                 const std::unordered_set<void *> &expected) override;
   std::shared_ptr<native::AllocatorState> getCheckpointState(c10::DeviceIndex device,
