@@ -577,7 +577,7 @@ def built_for(requirement: str, folder: Path) -> tuple[Path | str, Path]:
     cuda = run(python, "-c", "import torch; print(torch.version.cuda)").split()[-1]
     assert cuda != "None", f"{requirement} is a torch without CUDA: nothing was tested"
     run(python, "setup.py", "--quiet", "build", "--build-base", folder / "build",
-        "--build-lib", folder / "installed", ESPER_ALLOC_SHIM="1")  # fmt: skip
+        "--build-lib", folder / "installed", ESPER_ALLOC_SHIM="1", TORCH_CUDA_ARCH_LIST="9.0")  # fmt: skip
     return python, folder / "installed"
 
 

@@ -238,12 +238,11 @@ def wait_then_allocate(rank: int, how: str, memory: str) -> Found:
     record_stream or nothing; `memory`: short or plenty."""
     import torch
     import torch.distributed as dist
-    from device import calibrate, other_streams, sleep
+    from device import other_streams, sleep
 
     import esper_alloc
 
     torch.utils.deterministic.fill_uninitialized_memory = False  # else the main stream writes, too
-    calibrate()
     tries, size, count = 10, 32 * MIB, 1 if memory == "short" else 6
     main = torch.cuda.current_stream()
     reader, comm = other_streams(2)
@@ -309,12 +308,11 @@ def fused_all_gather_matmul(rank: int) -> Found:
     import torch
     import torch.distributed as dist
     import torch.distributed._symmetric_memory as symmetric
-    from device import HeldBack, calibrate, other_streams, sleep
+    from device import HeldBack, other_streams, sleep
 
     import esper_alloc
 
     torch.utils.deterministic.fill_uninitialized_memory = False
-    calibrate()
     seconds, rows, inner, columns = 20.0, 4096, 1024, 1024
     group = dist.group.WORLD.group_name
     gpu = torch.device("cuda", rank)
@@ -446,6 +444,7 @@ def rank_main(rank: int, store: str, name: str, allocator: str, arguments: list[
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a rank that is ended leaves no dump
     import torch
     import torch.distributed as dist
+    from device import calibrate
 
     if allocator == OURS:
         import esper_alloc
@@ -460,6 +459,7 @@ def rank_main(rank: int, store: str, name: str, allocator: str, arguments: list[
         device_id=torch.device("cuda", rank),
         timeout=timedelta(seconds=LIMIT),
     )
+    calibrate()
     torch.use_deterministic_algorithms(True, warn_only=True)
     found = SCENARIOS[name](rank, *arguments)
     print(json.dumps(found), flush=True)
