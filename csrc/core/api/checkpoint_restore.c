@@ -179,7 +179,7 @@ static void cut_at_boundaries(const restore_t *r, const chain_t *chain, segment_
 static void prolong_uses(device_t *device, block_t *block)
 {
   for (use_t **link = &block->uses, *use; (use = *link);) {
-    if (!(use->flags & USE_AT_FREE && use_is_marked(use)) || use_is_held(use)) {
+    if (!(use->flags & USE_AT_FREE && !use_is_loan(use)) || use_is_held(use)) {
       link = &use->next;
       continue;
     }

@@ -47,9 +47,9 @@ void pending_index_add(heap_t *heap, block_t *block)
   if (!block->withheld)
     await(&heap->pending_index, heap->capture ? NULL : use);
   /* The statistics count the block as active until its marked uses are over. */
-  if (block->counted_active && use && (block->withheld || !use_is_marked(use)))
+  if (block->counted_active && use && (block->withheld || use_is_loan(use)))
     for (const use_t *other = block->uses; other; other = other->next)
-      if (use_is_marked(other) && !use_is_satisfied(other, heap->stream))
+      if (!use_is_loan(other) && !use_is_satisfied(other, heap->stream))
         await(&heap->pending_index, other);
 }
 

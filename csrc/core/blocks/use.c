@@ -188,7 +188,7 @@ bool block_is_marked(const block_t *block)
 {
   const stream_t *home = block->segment->heap->stream;
   for (const use_t *use = block->uses; use; use = use->next)
-    if (use_is_marked(use) && !use_is_satisfied(use, home))
+    if (!use_is_loan(use) && !use_is_satisfied(use, home))
       return true;
   return false;
 }

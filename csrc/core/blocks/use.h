@@ -54,10 +54,10 @@ void use_cover(use_t *use, record_t *record);
  * claimed, so its uses are the caller's alone. */
 void uses_record_at_free(block_t *block);
 
-/* Whether the program or an observer marked the use. Otherwise it stands for a loan. */
-static inline bool use_is_marked(const use_t *use)
+/* Otherwise the program or an observer made the use known. */
+static inline bool use_is_loan(const use_t *use)
 {
-  return !(use->flags & USE_IS_LOAN);
+  return use->flags & USE_IS_LOAN;
 }
 
 /* The number of the event that ends the use: its record's, or its stamp. 0: none is known yet. */

@@ -5,21 +5,22 @@
  * wait_and_release give them, and stops at the first that serves:
  *   1. request_take_ready: a ready block of its own heap
  *   2. take_retired: the same after retiring events
- *   3. borrow: a completed block of another heap, lent. If the heap has borrowed many small blocks,
- *      step 5 comes first
- *   4. hold_back: if the heap's awaited memory and the request exceed the allowance, the host waits
- *      for the oldest work that this memory waits for; then steps 2 to 4 again
- *   5. take_grown: new memory
+ *   3. borrow: a block of another heap that owes nothing, lent. If the heap has borrowed many small
+ *      blocks, step 5 comes first
+ *   4. hold_back: if the heap's awaited bytes and the request exceed the allowance, the host waits
+ *      for the oldest work that these bytes wait for; then steps 2 to 4 again
+ *   5. take_grown: new memory. A driver that fails, or a request that may not grow, ends here
  *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
- *   7. find_in_spare_pools: memory of pools that may be used when memory is short
- *   8. wait_and_release: the host waits for one event after the other, then for the whole device,
- *      and tries steps 2, 3 and 7 again. Then the driver gets cached memory back, and new memory is
+ *   7. find_in_spare_pools: for the default pool, memory of pools with use_on_oom
+ *   8. wait_and_release: the host waits for one event after the other, then drains the device, and
+ *      tries steps 2, 3 and 7 again. Then the driver gets cached memory back, and new memory is
  *      created. Last comes take_returned, when a sleep that is under way has sent its pages
  *
- * No step makes a stream wait (rule 2). Each takes the device's lock for itself; the host waits
- * without it, and driver calls are made without it, on claimed blocks. Inside a capture three kinds
- * of memory serve: what the stream itself freed in it, what its pool had when it was quiesced, and
- * new memory; then step 6 and take_returned. There the host waits for no event.
+ * No step makes a stream wait (rule 2). Step 1 runs under the device's lock, and the others take it
+ * for themselves; the host waits without it, and driver calls are made without it, on claimed
+ * blocks. Inside a capture three kinds of memory serve: what the stream itself freed in it, what
+ * its pool had when it was quiesced, and new memory; then step 6 and take_returned. There the host
+ * waits for no event.
  *
  * Memory with a fence (esper_fence) is always new: take_fenced instead of all these steps.
  * malloc_capture.c has the steps inside a capture, hold_back.c the waits of step 4. request.c has
@@ -59,8 +60,8 @@ static block_t *take_retired(const request_t *q)
   return block;
 }
 
-/* A loan costs more time than a block of the heap's own. A heap that has borrowed so many small
- * blocks that one small segment would have cost as little grows instead. */
+/* A loan costs more time than a block of the heap's own. After so many loans of small blocks the
+ * heap grows instead: a small segment takes no longer than they did. */
 static bool borrows_too_often(const request_t *q)
 {
   enum { MANY = 32 };
@@ -110,7 +111,7 @@ static block_t *borrow(const request_t *q)
 }
 
 /* Steps 2 and 3. */
-static block_t *find_completed(const request_t *q)
+static block_t *find_free(const request_t *q)
 {
   block_t *block = take_retired(q);
   return block ? block : borrow(q);
@@ -121,7 +122,7 @@ static block_t *find_held_back(const request_t *q)
 {
   block_t *block = NULL;
   for (unsigned left = most_waits(q); left && !block && hold_back(q); left--)
-    block = find_completed(q);
+    block = find_free(q);
   return block;
 }
 
@@ -140,7 +141,7 @@ static void growth_end(const request_t *q)
     unlock(&q->device->growth_lock);
 }
 
-/* `alone`: by new pages only. */
+/* `alone`: by new memory only, without moving pages. */
 static block_t *grow_and_hand_out(const request_t *q, bool alone, esper_status *status)
 {
   block_t *block = NULL;
@@ -186,7 +187,7 @@ static block_t *find_in_spare_pools(const request_t *q)
     there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0, q->tag);
     unlock(&q->device->lock);
     if (there.heap)
-      block = find_completed(&there);
+      block = find_free(&there);
   }
   return block;
 }
@@ -217,7 +218,7 @@ static block_t *drain_and_release(const request_t *q, bool limited, esper_status
 {
   block_t *block;
   *drained = drain_unlocked(q, limited ? DRAIN_LIMITED : 0);
-  if ((block = find_completed(q)) || (block = find_in_spare_pools(q)))
+  if ((block = find_free(q)) || (block = find_in_spare_pools(q)))
     return block;
   size_t wanted = grow_size(q->pool, q->size);
   if (release_cached(q->device, NULL, false, wanted) && (block = take_grown(q, false, status)))
@@ -231,10 +232,10 @@ static block_t *drain_and_release(const request_t *q, bool limited, esper_status
  * other thread grows or gives memory back. */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
-  lock(&q->device->sending_lock);
+  lock(&q->device->sending_lock); /* held by a sleep until its pages are gone */
   unlock(&q->device->sending_lock);
   growth_begin(q);
-  block_t *block = q->capture ? malloc_take_inside(q) : find_completed(q);
+  block_t *block = q->capture ? malloc_take_inside(q) : find_free(q);
   if (!block)
     block = grow_and_hand_out(q, false, status);
   growth_end(q);
@@ -248,18 +249,18 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   block_t *block = NULL;
   esper_status drained;
   for (unsigned left = most_waits(q); left && !block && wait_for_oldest(q); left--)
-    block = find_completed(q);
+    block = find_free(q);
   if (block)
     return block;
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
   q->device->stats.num_sync_all_streams++;
-  slack_was_refused(q->device);
+  slack_was_refused(q->device); /* no page is created for slack while memory is short */
   unlock(&q->device->lock);
-  if ((block = drain_and_release(q, true, &drained, status)) ||
-      (drained == ESPER_NOT_READY && (block = drain_and_release(q, false, &drained, status))))
-    return block;
-  return take_returned(q, status);
+  block = drain_and_release(q, true, &drained, status);
+  if (!block && drained == ESPER_NOT_READY)
+    block = drain_and_release(q, false, &drained, status);
+  return block ? block : take_returned(q, status);
 }
 
 /* ---- with a fence ------------------------------------------------------ */
@@ -324,6 +325,7 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
   return (block = find_in_spare_pools(q)) ? block : wait_and_release(q, status);
 }
 
+/* NULL: no host memory for it, or in a capture for its branch. */
 static heap_t *heap_of(const request_t *q)
 {
   heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture, q->tag);
@@ -447,7 +449,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   if (q.capture)
     capture_thread_note(q.capture, q.stream.stream);
   else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
-    held_uses_record(core, q.stream);
+    held_uses_record(core, q.stream); /* they can have their event: the stream is presented */
 
   lock(&device->lock);
   if (device->asleep[q.tag] || device_has_failed(device)) {

@@ -65,7 +65,7 @@ static void need_all(wait_t *wait, const block_t *block)
       continue;
     if (use->record)
       need(wait, use->stream, use->record->number, use->record);
-    else if (use->stamp && !(use->stream->all_streams && use_is_marked(use)))
+    else if (use->stamp && !(use->stream->all_streams && !use_is_loan(use)))
       need(wait, use->stream, use->stamp, NULL);
   }
 }

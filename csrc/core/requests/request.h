@@ -1,5 +1,5 @@
 /* request.h: one malloc while it looks for memory, and its ends: a block is handed out or lent, or
- * memory is exhausted. Only for malloc*.c. */
+ * memory is exhausted. Only for malloc*.c and hold_back.c. */
 #ifndef ESPER_REQUEST_H
 #define ESPER_REQUEST_H
 

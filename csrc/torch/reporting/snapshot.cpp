@@ -64,8 +64,8 @@ BlockInfo convert(const esper_block_entry &from)
   to.size = from.size;
   to.requested_size = from.requested;
   to.allocated = from.state == ESPER_BLOCK_ALLOCATED;
-  // Shown as "active_pending_free" unless allocated: freed, but a use on another stream has not
-  // completed.
+  // Shown as "active_pending_free" unless allocated: freed, but a use on another stream, not a
+  // loan, has not completed.
   to.active = from.state != ESPER_BLOCK_INACTIVE;
   return to;
 }
