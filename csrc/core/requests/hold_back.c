@@ -9,6 +9,7 @@
 #include "../order/host_wait.h"
 #include "../order/record.h"
 #include "../order/retire.h"
+#include "drain.h"
 
 enum {
   ALLOWANCE = 128 << 20,
@@ -27,6 +28,15 @@ bool callback_begin(void)
 void callback_end(bool outer)
 {
   in_callback = outer;
+}
+
+bool call_free_memory(const request_t *q)
+{
+  const esper_config *given = &q->config->as_given;
+  bool outer = callback_begin();
+  bool freed = given->free_memory && given->free_memory(given->free_memory_context);
+  callback_end(outer);
+  return freed;
 }
 
 size_t allowance_given(core_t *core)
@@ -158,7 +168,7 @@ static void raise_allowance(const request_t *q)
 
 /* ---- waiting ------------------------------------------------------------- */
 
-void wait_unlocked(const request_t *q, void (*wait)(void *), void *argument)
+static void wait_unlocked(const request_t *q, void (*wait)(void *), void *argument)
 {
   void (*while_waiting)(void (*)(void *), void *) = q->config->as_given.while_waiting;
   if (while_waiting)
@@ -190,6 +200,25 @@ static esper_status wait_for(const request_t *q, record_t *record)
   host_wait_t w = {q, record, ESPER_OK};
   wait_unlocked(q, wait, &w);
   return w.status;
+}
+
+typedef struct draining {
+  device_t *device;
+  unsigned how;
+  esper_status status;
+} draining_t;
+
+static void drain(void *argument)
+{
+  draining_t *d = argument;
+  d->status = drain_device(d->device, d->how);
+}
+
+esper_status drain_unlocked(const request_t *q, unsigned how)
+{
+  draining_t d = {q->device, how, ESPER_OK};
+  wait_unlocked(q, drain, &d);
+  return d.status;
 }
 
 bool wait_for_oldest(const request_t *q)

@@ -24,8 +24,8 @@ bool wait_for_oldest(const request_t *q);
 /* How often a request waits at most: other threads may add pending memory for ever. */
 unsigned most_waits(const request_t *q);
 
-/* Calls wait(argument) without the embedder's locks. */
-void wait_unlocked(const request_t *q, void (*wait)(void *), void *argument);
+/* drain_device, as every wait of a request without the embedder's locks. */
+esper_status drain_unlocked(const request_t *q, unsigned how);
 
 /* Bytes that may be pending in a heap, before they are raised. SIZE_MAX: there is no limit. */
 size_t allowance_given(core_t *core);
@@ -35,5 +35,7 @@ size_t allowance_of(const heap_t *heap);
 /* Between these two the embedder is called back: the thread's mallocs are not held back. */
 bool callback_begin(void);
 void callback_end(bool outer);
+/* Lets the embedder's callbacks free memory. False: they freed none. */
+bool call_free_memory(const request_t *q);
 
 #endif

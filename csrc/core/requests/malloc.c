@@ -22,9 +22,9 @@
  * its pool had when it was quiesced, and new memory; then step 6 and take_returned. There the host
  * waits for no event.
  *
- * Memory with a fence (esper_fence) is always new: take_fenced instead of all these steps.
- * malloc_capture.c has the steps inside a capture, hold_back.c the waits of step 4. request.c has
- * the ends of a request, and release.c gives memory back to the driver. */
+ * Memory with a fence (esper_fence) is always new: malloc_fenced.c instead of all these steps.
+ * malloc_capture.c has the steps inside a capture, hold_back.c the waits of steps 4 and 8.
+ * request.c has the ends of a request, and release.c gives memory back to the driver. */
 #include "malloc.h"
 
 #include "../base/error.h"
@@ -32,7 +32,6 @@
 #include "../blocks/block_cache.h"
 #include "../blocks/use.h"
 #include "../memory/failure.h"
-#include "../memory/fence.h"
 #include "../memory/grow.h"
 #include "../memory/slack.h"
 #include "../order/capture.h"
@@ -44,6 +43,7 @@
 #include "free.h"
 #include "hold_back.h"
 #include "malloc_capture.h"
+#include "malloc_fenced.h"
 #include "release.h"
 #include "request.h"
 
@@ -165,15 +165,6 @@ static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
   return block;
 }
 
-/* Step 6. */
-static bool call_free_memory(const esper_config *given)
-{
-  bool outer = callback_begin();
-  bool freed = given->free_memory && given->free_memory(given->free_memory_context);
-  callback_end(outer);
-  return freed;
-}
-
 /* Step 7. Walks to the end, because pool_next_spare leaves each pool when it comes to the next. */
 static block_t *find_in_spare_pools(const request_t *q)
 {
@@ -190,25 +181,6 @@ static block_t *find_in_spare_pools(const request_t *q)
       block = find_free(&there);
   }
   return block;
-}
-
-typedef struct draining {
-  device_t *device;
-  unsigned how;
-  esper_status status;
-} draining_t;
-
-static void drain(void *argument)
-{
-  draining_t *d = argument;
-  d->status = drain_device(d->device, d->how);
-}
-
-static esper_status drain_unlocked(const request_t *q, unsigned how)
-{
-  draining_t d = {q->device, how, ESPER_OK};
-  wait_unlocked(q, drain, &d);
-  return d.status;
 }
 
 /* Waits for the device, and takes what has completed then, or new memory in place of cached memory
@@ -263,38 +235,6 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   return block ? block : take_returned(q, status);
 }
 
-/* ---- with a fence ------------------------------------------------------ */
-
-static block_t *raise_fence(request_t *q, size_t most, esper_status *status)
-{
-  block_t *block;
-  release_fenced(q->device, most);
-  lock(&q->device->growth_lock);
-  *status = fence_obtain(q->heap, q->size, q->large, &block, &q->addresses_missing);
-  unlock(&q->device->growth_lock);
-  if (*status != ESPER_OK)
-    return NULL;
-  lock(&q->device->lock);
-  request_hand_out(q, block);
-  unlock(&q->device->lock);
-  return block;
-}
-
-/* All steps for memory with a fence, which is always new. */
-static block_t *take_fenced(request_t *q, esper_status *status)
-{
-  block_t *block = raise_fence(q, PASSED_OVER, status);
-  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(&q->config->as_given))
-    block = raise_fence(q, SIZE_MAX, status);
-  if (*status != ESPER_OUT_OF_MEMORY)
-    return block;
-  drain_unlocked(q, 0);
-  if (!(block = raise_fence(q, SIZE_MAX, status)) && *status == ESPER_OUT_OF_MEMORY &&
-      release_cached(q->device, NULL, false, SIZE_MAX))
-    block = raise_fence(q, SIZE_MAX, status);
-  return block;
-}
-
 /* ---- malloc ------------------------------------------------------------ */
 
 /* Steps 2 to 5. */
@@ -316,7 +256,7 @@ static block_t *find_or_grow(const request_t *q, esper_status *status)
 static block_t *find_slowly(const request_t *q, esper_status *status)
 {
   block_t *block = find_or_grow(q, status);
-  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(&q->config->as_given))
+  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(q))
     block = find_or_grow(q, status);
   if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;
@@ -373,7 +313,7 @@ static esper_status find_block(request_t *q, bool fenced, block_t **block)
   esper_status status = ESPER_OK;
   if (!q->heap)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
-  *block = fenced ? take_fenced(q, &status) : find_slowly(q, &status);
+  *block = fenced ? malloc_take_fenced(q, &status) : find_slowly(q, &status);
   if (atomic_load_explicit(&q->core->ended_a_capture, memory_order_relaxed))
     warn_of_ended_capture(q->core);
   bool asleep = has_gone_to_sleep(q);
