@@ -1,4 +1,4 @@
-"""Marks, and uses that are seen: how precise they are, and what they cost."""
+"""Marks, and uses that are seen: what they cost, also in a captured graph."""
 
 from __future__ import annotations
 
@@ -15,109 +15,16 @@ from measuring import machine, use_allocator
 from models import gpt2
 from streams import mark
 
-# --- when dropped memory serves again ----------------------------------------
-ELEMENTS = 16 * MIB  # of int32: 64 MiB
-READ_MS, UNRELATED_MS = 2.0, 50.0
-TRIES = 20
+# --- the memory of a captured graph ------------------------------------------
+GRAPH_ELEMENTS, STRIDE = 4 * MIB, 4096  # of float32: 16 MiB
+LAYERS, JOIN_AFTER = 32, 2
+CAPTURES, REPLAYS = 7, 5
 
 
 def over(tries: Sequence[dict[str, float]], first: int = 0) -> dict[str, float]:
     """Medians of the figures from try `first` on; what is wrong, of all tries together."""
     found = {key: statistics.median(one[key] for one in tries[first:]) for key in tries[0]}
     return {**found, "wrong": sum(one["wrong"] for one in tries)}
-
-
-@torch.no_grad()
-def precision(allocator: str, marks: str) -> dict[str, Any]:
-    """serves_again_ms: from the drop until the memory serves again. grown_mib: what the next
-    allocation took from the device. wrong: elements that the reader got wrong."""
-    use_allocator(allocator)
-    main, cycles_per_ms = torch.cuda.current_stream(), _cycles_per_ms()
-    side = _beside(main, cycles_per_ms)
-    out = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
-
-    def sleep(milliseconds: float) -> None:
-        torch.cuda._sleep(int(milliseconds * cycles_per_ms))
-
-    def once(value: int) -> dict[str, float]:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        x = torch.full((ELEMENTS,), value, dtype=torch.int32, device="cuda")
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            sleep(READ_MS)
-            out.copy_(x)
-        mark(marks, x, side)
-        with torch.cuda.stream(side):
-            sleep(UNRELATED_MS)
-        before = torch.cuda.memory_stats()
-        start, written = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        address = x.data_ptr()
-        del x
-        dropped = time.perf_counter()
-        start.record()
-        z = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
-        z.fill_(-value)
-        written.record()
-        written.synchronize()
-        if z.data_ptr() == address:
-            serves_again = start.elapsed_time(written)
-        else:  # z is active beside it: wait until only z is
-            active = before["active_bytes.all.current"]
-            while torch.cuda.memory_stats()["active_bytes.all.current"] > active:
-                torch.empty(1, device="cuda")  # native looks for what is done at a malloc
-                if time.perf_counter() - dropped > 10:
-                    raise RuntimeError("the dropped memory never became free again")
-            serves_again = (time.perf_counter() - dropped) * 1e3
-        reserved = torch.cuda.memory_stats()["reserved_bytes.all.current"]
-        torch.cuda.synchronize()
-        return {
-            "serves_again_ms": serves_again,
-            "grown_mib": (reserved - before["reserved_bytes.all.current"]) / MIB,
-            "wrong": int((out != value).sum()),
-        }
-
-    once(1), once(2)  # everything warm
-    return {"machine": machine(), **over([once(value) for value in range(3, 3 + TRIES)])}
-
-
-def _cycles_per_ms() -> float:
-    """How many cycles torch.cuda._sleep needs for a millisecond, clocks up."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(50_000_000)
-    rates = []
-    for _ in range(5):
-        begin.record()
-        torch.cuda._sleep(5_000_000)
-        end.record()
-        end.synchronize()
-        rates.append(5_000_000 / begin.elapsed_time(end))
-    return max(rates)
-
-
-def _beside(main: torch.cuda.Stream, cycles_per_ms: float) -> torch.cuda.Stream:
-    """A stream whose waits do not block `main`: streams may share a hardware queue."""
-    probe = torch.zeros(1, device="cuda")
-    for _ in range(32):
-        side = torch.cuda.Stream()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(int(4 * cycles_per_ms))
-            probe.add_(1)
-        torch.cuda._sleep(1000)
-        done = torch.cuda.Event()
-        done.record(main)
-        done.synchronize()
-        if not side.query():
-            torch.cuda.synchronize()
-            return side
-    raise RuntimeError("no stream runs beside the current one")
-
-
-# --- the memory of a captured graph ------------------------------------------
-GRAPH_ELEMENTS, STRIDE = 4 * MIB, 4096  # of float32: 16 MiB
-LAYERS, JOIN_AFTER = 32, 2
-CAPTURES, REPLAYS = 7, 5
 
 
 @torch.no_grad()

@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,28 +78,20 @@ def start_slow_work(stream: torch.cuda.Stream) -> None:
             torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
 
 
-class _SimulatedNeighbour:
-    """The simulated device is one process's own: a library in it takes the memory."""
-
-    def __enter__(self) -> _SimulatedNeighbour:
-        return self
-
-    def leave(self, size: int) -> None:
-        free, _ = torch.cuda.mem_get_info()
-        address = ctypes.c_void_p()
-        runtime = ctypes.CDLL(os.environ[SIMULATED])
-        assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(free - size)) == 0
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def neighbour() -> AbstractContextManager[Any]:
+@contextmanager
+def neighbour(size: int) -> Iterator[None]:
+    """Another process takes so many bytes. The simulated device is one process's own: there a
+    library in it takes them."""
     if SIMULATED in os.environ:
-        return _SimulatedNeighbour()
-    from neighbour import Client
-
-    return Client()
+        runtime, address = ctypes.CDLL(os.environ[SIMULATED]), ctypes.c_void_p()
+        assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        yield
+        return
+    code = f"import sys, torch; x = torch.empty({size}, dtype=torch.uint8, device='cuda')"
+    command = [sys.executable, "-c", f"{code}; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline(), "there is no room for another process"
+        yield  # it ends when its stdin does
 
 
 # --- the jobs ----------------------------------------------------------------
@@ -176,9 +168,8 @@ def activation(device: Device) -> None:
 
 def two_processes(device: Device) -> None:
     """Another process takes half of the device."""
-    with ExitStack() as others:
-        if not device.options.alone:
-            others.enter_context(neighbour()).leave(int(device.bytes * 0.48))
+    alone = device.options.alone
+    with nullcontext() if alone else neighbour(device.share(0.52)):
         weights = make_weights(device, 0.1)
         for _ in range(3):
             activations = [torch.empty(device.share(0.05), **BYTES) for _ in range(8)]

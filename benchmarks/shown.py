@@ -47,12 +47,10 @@ NATIVE = Column("`native`", ("native",))
 EXPANDABLE = Column("`expandable`", ("native, expandable",))
 ALLOCATED, FASTEST = ("least peak allocated of any peer",), ("fastest peer",)
 ACTIVE = "peak active over base"
-TIGHT, NEIGHBOUR = "99% of 20 GiB in use", "beside a neighbour"
 WITHIN = "within 1.05 of what an allowance of 0 reserves: failed"
-DROPPED = "dropped memory serves again after, 50 ms of work queued"
 SLOWEST = "gpt_train: malloc, the whole job, 99.9th percentile"
 LOSSES = "losses, largest relative difference from native's"
-BATCH, LARGE = "largest batch within 20 GiB", "layers of 512 MiB"
+LARGE = "layers of 512 MiB"
 
 JOBS = {
     "gpt2": "GPT-2 124M, training",
@@ -91,20 +89,11 @@ the whole job; and the us that two recorded passes spend in the allocator, from 
         (Column("fastest peer", FASTEST),
          Column("whole job: fastest peer", FASTEST, "step time over the whole job"),
          Column("in the allocator: `native`", ("native",), "time inside the allocator"))),
-    Table("jobs", "Little memory",
-        "20 GiB of the device; or a neighbour that leaves 1.1 times the peak, later 1.05.", (
-        Row("limits", f"gpt2: {BATCH}", "largest batch: GPT-2 on 256 tokens; Llama on 64 to 512",
-            also=(f"llama_varlen: {BATCH}",)),
-        timed("limits", "", f"gpt2, {TIGHT}: step time", f"llama_varlen, {TIGHT}: step time",
-              "99% in use, step time: GPT-2; Llama"),
-        timed("limits", "", f"gpt2, {NEIGHBOUR}: step time", f"llama_varlen, {NEIGHBOUR}: step time",
-              "beside a neighbour, step time: GPT-2; Llama"),
-        *(Row("least", f"{name}, {WITHIN}",
-              f"{label} within 1.05 of the memory that an allowance of 0 takes, runs that fail",
-              RECORD_STREAM)
-          for name, label in (("fsdp", "the pipeline of 48 layers"),
-                              ("three", "a pipeline over three streams")))),
-        (Column("best peer", ("best peer", RECORD_STREAM)),)),
+    Table("jobs", "Little memory", """\
+Runs that fail within 1.05 of the memory that an allowance of 0 takes, by a memory fraction.""",
+        tuple(Row("least", f"{job}, {WITHIN}", label, RECORD_STREAM)
+              for job, label in (("fsdp", "the pipeline of 48 layers"),
+                                 ("three", "a pipeline over three streams")))),
     Table("streams", "Several streams", """\
 Marks beside `record_stream`, and beside tensors that the program keeps by hand: peak memory (of
 overlap what is reserved), and the time of a step or batch.""", (
@@ -116,11 +105,7 @@ overlap what is reserved), and the time of a step or batch.""", (
               "copies and computation, three streams, 4 to 64 MiB"),
         timed("overlap", "large: ", "peak reserved", "step time", "the same, 256 MiB to 1 GiB"),
         timed("overlap", "four-large: ", "peak reserved", "step time", "the same on four streams"),
-        timed("prefetch", "compute-bound: ", ACTIVE, "time a batch", "prefetching batches"),
-        timed("recipes", "reduce-scatter: ", ACTIVE, "step time",
-              "24 gradients of 64 MiB, reduced on a second stream"),
-        timed("recipes", "offloading: ", ACTIVE, "step time",
-              "saved tensors that wait on the host")),
+        timed("prefetch", "compute-bound: ", ACTIVE, "time a batch", "prefetching batches")),
         (Column("`record_stream`", (RECORD_STREAM,)),
          Column("by hand", ("native, recipe", "native, by hand")))),
     Table("streams", "Calls", "On the host, from C++ unless the row says otherwise.", (
@@ -140,8 +125,6 @@ overlap what is reserved), and the time of a step or batch.""", (
             "from there to the end of the first kernel")),
         (NATIVE, EXPANDABLE)),
     Table("streams", "Marks, automatic uses, the auditor", "From Python, unless the row says C.", (
-        Row("precision", DROPPED,
-            "dropped memory serves again, with 50 ms of work queued on its reader", RECORD_STREAM),
         Row("captures", "a graph's private pool", "a captured graph's pool", RECORD_STREAM),
         Row("captures", "a graph's private pool", "a captured graph's pool", REUSE),
         Row("record_use_cost", "record_use, call", "a mark", RECORD_STREAM),

@@ -22,7 +22,6 @@ from common import (
     NATIVE,
     OURS,
     PEERS,
-    RMM,
     STAYS,
     Case,
     Options,
@@ -199,49 +198,6 @@ OVERLAP = Topic(
 )
 
 
-def recipe_part(name: str, measure: str, *by_hand: Case) -> Part:
-    figures = (
-        ("reserved over base", "MiB", "reserved"), ("step time", "ms", "ms", 1.02, "mean_ratio"),
-        ("results that differ", "tensors", "wrong", 0.0, "ours"),
-    )  # fmt: skip
-    peak = ("peak active over base", "MiB", "peak")
-    rows = beside(RECORD_USE, RECORD_STREAM, (*peak, 1.0), *figures, title=f"{name}: ")
-    for case in by_hand:  # two gradients are in flight, and here one or more, as memory allows
-        rows += beside(RECORD_USE, case.name, peak, *figures, title=f"{name}: ")
-    cases = [Case(RECORD_STREAM, NATIVE), *by_hand, Case(RECORD_USE, OURS)]
-    return Part(name, measure, cases, rows, ours=None)
-
-
-BY_HAND_TENSORS = Case(BY_HAND, NATIVE, {"by_hand": True})
-RECIPES = Topic(
-    "Two pipelines of docs/migrating.md: reducing gradients on a second stream, and offloading.",
-    recipe_part("reduce-scatter", "streams.reduce_scatter", BY_HAND_TENSORS),
-    recipe_part("offloading", "streams.offloading"),
-)
-#: The default first. The others are compared with it.
-SIZES = ("128MiB", "0", "64MiB", "256MiB", "512MiB", "off")
-
-
-def allowance_part(name: str, measure: str, step: Figure, **how: Any) -> Part:
-    default, *others = (f"allowance {size}" for size in SIZES)
-    cases = [marked(f"allowance {one}", "record_use", ESPER_ALLOC_ALLOWANCE=one) for one in SIZES]
-    held_back = (
-        ("the host was held back", "times", "held_back"),
-        ("the host was held back, all told", "s", "held_back_seconds"),
-        ("the host was held back in vain", "times", "held_back_in_vain"),
-    )
-    figures = (step, ACTIVE, RESERVED, *held_back)
-    title = f"{name}, {default}: "
-    rows = [row for one in others for row in beside(default, one, *figures, title=title)]
-    return Part(name, measure, told(cases, **how), rows, ours=None)
-
-
-ALLOWANCES = Topic(
-    "What do other allowances cost in memory and time?",
-    allowance_part("pipeline", "streams.pipeline", STEP, layers="small"),
-    allowance_part("prefetch", "streams.prefetch", BATCH, layers=4),
-    allowance_part("overlap", "streams.overlap", STEP, sizes="small"),
-)
 LEAST, OF_LEAST = f"{OURS}, allowance 0", 1.05
 
 
@@ -337,51 +293,6 @@ inside-JOB: how long are two passes inside the allocator, from an emptied cache 
     *map(inside_part, JOBS),
     rounds=60,
 )
-BEST, LIMITED = "best peer", [one for one in PEERS if one != RMM]
-
-
-def best_of(rounds: Rounds) -> Rounds:
-    """The rounds, each with the best peer's figures under a name of its own."""
-    found = []
-    for one in rounds:
-        best = {}
-        for key, choose in (("batch", max), ("failed", min), ("step_ms", min)):
-            values = [one[peer][key] for peer in LIMITED if one.get(peer, {}).get(key) is not None]
-            best |= {key: choose(values)} if values else {}
-        found.append({**one, BEST: best})
-    return found
-
-
-def limit_rows(what: str, job: str, rounds: Rounds, options: Options) -> Iterator[Row]:
-    title = title_of(job, options.segments)
-    if what == "batch":
-        name = (f"{title}: largest batch within 20 GiB", "sequences", "batch", OURS)
-        yield Row(*name, BEST, 1.0, "at_least")
-        yield from (Row(*name, peer) for peer in LIMITED)
-        return
-    title += {"tight": ", 99% of 20 GiB in use", "neighbour": ", beside a neighbour"}[what]
-    for peer in (BEST, *LIMITED):
-        goal = (0.0, "difference") if peer == BEST else ()
-        yield Row(f"{title}: failed", "runs", "failed", OURS, peer, *goal)
-        if column(rounds, peer, "step_ms"):
-            yield Row(f"{title}: step time", "ms", "step_ms", OURS, peer)
-
-
-def limit_part(what: str, job: str) -> Part:
-    how = {"what": what, "job": job}
-    cases = [Case(one, one, how, DETERMINISTIC) for one in (OURS, *LIMITED)]
-    return Part(
-        f"{what}-{job}", "jobs.limits", cases, partial(limit_rows, what, job), imports=job,
-        derive=best_of, together=what == "batch",  # each has its 20 GiB, and nothing is timed
-    )  # fmt: skip
-
-
-LIMITS = Topic(
-    "What still works when memory is short: the largest batch, 99% in use, beside a neighbour?",
-    *(limit_part(what, job) for what in ("batch", "tight", "neighbour") for job in JOBS[:2]),
-    rounds=1,
-)
-
 # --- calls -------------------------------------------------------------------
 RAW, EMPTY = "raw_alloc + raw_delete, ", "torch.empty and drop, 4 KiB"
 PAIR = Topic(
@@ -474,15 +385,6 @@ STARTUP = Topic(
 )  # fmt: skip
 
 # --- marks, automatic uses, audits -------------------------------------------
-PRECISION = Topic(
-    "When does the memory of a dropped tensor serve again?",
-    Part("precision", "marks.precision", [MARKED[RECORD_USE], MARKED[RECORD_STREAM]], beside(
-        RECORD_USE, RECORD_STREAM,
-        ("dropped memory serves again after, 50 ms of work queued", "ms", "serves_again_ms", 0.2),
-        ("memory taken from the device for the next allocation", "MiB", "grown_mib"),
-        ("elements that the reader got wrong", "elements", "wrong", 0.0),
-    ), ours=RECORD_USE, same_cores=True),
-)  # fmt: skip
 CAPTURED = (
     ("capture time", "ms", "capture_ms"), ("replay time", "ms", "replay_ms"),
     ("elements that replays got wrong", "elements", "wrong", 0.0),
@@ -980,10 +882,9 @@ COLOCATED = Topic(
 )  # fmt: skip
 
 TOPICS: dict[str, Topic] = {
-    "pipeline": PIPELINE, "prefetch": PREFETCH, "overlap": OVERLAP, "recipes": RECIPES,
-    "allowances": ALLOWANCES, "least": LEAST_TOPIC, "jobs": JOBS_TOPIC, "limits": LIMITS,
-    "black_box": BLACK_BOX, "pair": PAIR, "threads": THREADS, "churn": CHURN, "malloc_times": MALLOC_TIMES,
-    "startup": STARTUP, "precision": PRECISION, "captures": CAPTURES,
+    "pipeline": PIPELINE, "prefetch": PREFETCH, "overlap": OVERLAP, "least": LEAST_TOPIC,
+    "jobs": JOBS_TOPIC, "black_box": BLACK_BOX, "pair": PAIR, "threads": THREADS, "churn": CHURN,
+    "malloc_times": MALLOC_TIMES, "startup": STARTUP, "captures": CAPTURES,
     "record_use_cost": RECORD_USE_COST, "automatic_uses": AUTOMATIC_USES, "auditor": AUDITOR,
     "fence": FENCE, "sleep": SLEEP, "engines": ENGINES, "gather": GATHER,
     "normalize": NORMALIZE, "cifar_envs": CIFAR_ENVS, "cudagraph_outputs": CUDAGRAPH_OUTPUTS,

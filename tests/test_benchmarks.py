@@ -115,7 +115,6 @@ ANSWERED = {
      "update, then normalize", "^normalize, "),
     "pair": (r"allocate\(\) and drop",),
     "pipeline": ("simulated device",),
-    "precision": ("of 20 tries, memory reused at once", ", allowance=0"),
     "record_use_cost": ("allocate, mark and free", "events ", "uses a stream", "memory taken by",
      "allocate and drop, unmarked", ", beside an event record", "C, eight blocks"),
     "startup": ("^making the context", "^the same, after a tensor"),
@@ -757,56 +756,6 @@ def test_rows_of_engines() -> None:
     assert row["met"] is False
 
 
-# --- limits --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("answer", [0, 1, 2, 3, 7, 8, 9, 63, 64, 100])
-@pytest.mark.parametrize("most", [1, 5, 64, 100])
-def test_the_largest_that_fits_is_found(answer: int, most: int) -> None:
-    asked: list[int] = []
-
-    def fits(number: int) -> bool:
-        asked.append(number)
-        return number <= answer
-
-    assert load("jobs").largest(fits, most) == min(answer, most)
-    assert len(asked) == len(set(asked)) <= 2 * most.bit_length() + 1
-    assert all(1 <= number <= most for number in asked)
-
-
-class FakeDevice:
-    """A device of so many free bytes, of which the largest gap is half."""
-
-    def __init__(self, free: int) -> None:
-        self.bytes_free, self.next = free, 0
-        self.taken: dict[int, int] = {}
-
-    def free(self) -> int:
-        return self.bytes_free
-
-    def take(self, size: int) -> int | None:
-        if size > max(self.bytes_free // 2, 4 << 20):
-            return None
-        self.bytes_free -= size
-        self.next += 1
-        self.taken[self.next] = size
-        return self.next
-
-    def give(self, address: int) -> None:
-        self.bytes_free += self.taken.pop(address)
-
-
-def test_a_neighbour_leaves_what_it_is_told_to() -> None:
-    gib, mib = 1 << 30, 1 << 20
-    device = FakeDevice(80 * gib)
-    neighbour = load("neighbour").Neighbour(device)
-    for wanted in (10 * gib, 64 * mib, 3 * gib + 5 * mib, 90 * gib):
-        held = neighbour.leave(wanted)
-        assert held == sum(device.taken.values()) == 80 * gib - device.free()
-        assert min(wanted, 80 * gib) <= device.free() < wanted + 4 * mib or held == 0
-    assert held == 0
-
-
 # --- times of malloc -----------------------------------------------------------
 
 
@@ -820,26 +769,6 @@ def test_percentiles(count: int, share: float, answer: int) -> None:
 
 
 # --- little memory, graphs, the corpus -------------------------------------------
-
-
-def test_rows_of_limits() -> None:
-    batches = {"esper_alloc": 10, "native": 8, "native, expandable": 10, "cudaMallocAsync": 9}
-    found = rows("limits", "batch-gpt2", [{case: {"batch": n} for case, n in batches.items()}])
-    batch = found["gpt2: largest batch within 20 GiB", "best peer"]
-    assert (batch["peer"], batch["met"]) == (10, True)
-    one = {
-        "esper_alloc": {"failed": 1, "step_ms": None},
-        "native": {"failed": 1, "step_ms": None},
-        "native, expandable": {"failed": 0, "step_ms": 20.0},
-    }
-    found = rows("limits", "tight-gpt2", [one], "mapped")
-    failed = found["gpt2, mapped segments, 99% of 20 GiB in use: failed", "best peer"]
-    assert (failed["ours"], failed["peer"], failed["met"]) == (1, 0, False)
-    assert not any("step time" in name for name, _ in found)
-    one["esper_alloc"] = {"failed": 0, "step_ms": 21.0}
-    found = rows("limits", "neighbour-gpt2", [one])
-    assert found["gpt2, beside a neighbour: failed", "best peer"]["met"] is True
-    assert found["gpt2, beside a neighbour: step time", "best peer"]["peer"] == 20.0
 
 
 @pytest.mark.parametrize("first_fails", [False, True])

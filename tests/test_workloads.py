@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("common", "measuring", "models", "streams", "neighbour", "jobs", "startup"):
+    for name in ("common", "measuring", "models", "jobs", "startup"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import models
 
@@ -261,40 +261,3 @@ def test_a_job_is_made_deterministic(monkeypatch, models, card):
         torch.use_deterministic_algorithms(False)
         torch.backends.cudnn.deterministic = False
         torch.utils.deterministic.fill_uninitialized_memory = before
-
-
-@pytest.mark.slow
-def test_a_job_with_the_limit_in_use(monkeypatch, models, card):
-    jobs = script(monkeypatch, models, "jobs")
-    asked = []
-    monkeypatch.setattr(jobs, "take", asked.append)
-    found = jobs.run_under_pressure("tight", "ppo", True)
-    assert asked[0] == int((20 << 30) * 0.99) - (3 << 30)
-    assert found["failed"] == 0 and found["step_ms"] > 0
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_job_beside_a_neighbour(monkeypatch, models, card, fails):
-    jobs = script(monkeypatch, models, "jobs")
-    left = []
-
-    class Client:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            left.append("ended")
-
-        def leave(self, size):
-            left.append(size)
-            if fails and len(left) == 2:
-                raise torch.OutOfMemoryError("CUDA out of memory. More.\nMuch more.")
-
-    monkeypatch.setattr(jobs, "Client", Client)
-    found = jobs.run_under_pressure("neighbour", "ppo", True)
-    rooms = [int(part * (3 << 30)) - (2 << 30) + (64 << 20) for part in (1.1, 1.05)]
-    assert left == [*rooms, "ended"]
-    assert found["failed"] == int(fails)
-    assert found["why"] == ("CUDA out of memory. More." if fails else None)
-    assert (found["step_ms"] is None) == fails
-    assert "set_per_process_memory_fraction" not in card.calls
