@@ -111,24 +111,11 @@ def churn(allocator: str, most: int, operations: int) -> dict[str, Any]:
 
 # --- in recorded jobs --------------------------------------------------------
 REPETITIONS = 7
-#: ns of each malloc of a run, and of each free.
-Run = tuple[Sequence[int], Sequence[int]]
 
 
-def traces() -> list[Path]:
-    """The recorded jobs that come along, and those in $ESPER_TRACES: of two with the same
-    name the first."""
-    folders = [ROOT / "examples" / "traces", ROOT / "tests" / "traces"]
-    folders += [Path(one) for one in [os.environ.get("ESPER_TRACES")] if one]
-    paths = [path for folder in reversed(folders) for path in folder.glob("*.pickle.gz")]
-    return list({path.name: path for path in paths}.values())
-
-
-def run_figures(timed: Sequence[Run], prefix: str) -> dict[str, float]:
-    """Medians over runs of what each run's mallocs took, and with its frees: us."""
-    runs = [mallocs for mallocs, _ in timed]
+def run_figures(runs: Sequence[Sequence[int]], prefix: str) -> dict[str, float]:
+    """Medians over runs of what each run's mallocs took: us."""
     return {
-        f"{prefix}_inside_us": statistics.median(sum(a) + sum(b) for a, b in timed) / 1e3,
         f"{prefix}_median_us": statistics.median(percentile(one, 0.5) for one in runs) / 1e3,
         f"{prefix}_slow_us": statistics.median(percentile(one, 0.999) for one in runs) / 1e3,
         f"{prefix}_sum_us": statistics.median(sum(one) for one in runs) / 1e3,
@@ -138,10 +125,12 @@ def run_figures(timed: Sequence[Run], prefix: str) -> dict[str, float]:
 @functools.cache
 def whole_jobs(*files: str) -> dict[str, Any]:
     """The recorded jobs that are whole and on one device, by the names of their files; by default
-    of traces(). Raises ValueError where there is none."""
+    those that come along. Raises ValueError where there is none."""
     from esper_alloc.replay import replay
 
-    paths = [Path(one) for one in files if one] or traces()
+    folders = (ROOT / "examples" / "traces", ROOT / "tests" / "traces")
+    come_along = [path for folder in folders for path in folder.glob("*.pickle.gz")]
+    paths = [Path(one) for one in files if one] or come_along
     found = {}
     for path in paths:
         jobs = [recording.operations for recording in replay.load_recordings(path)]
@@ -157,7 +146,7 @@ def before_malloc_times(files: Sequence[str] = ()) -> None:
     whole_jobs(*files)
 
 
-def malloc_times(allocator: str, files: Sequence[str] = (), cold: bool = False) -> dict[str, Any]:
+def malloc_times(allocator: str, files: Sequence[str] = ()) -> dict[str, Any]:
     """JOB: whole_... from an emptied cache, so memory comes from the device on the way; JOB:
     warm_... the same again, with the memory that is there."""
     use_allocator(allocator)
@@ -171,8 +160,7 @@ def malloc_times(allocator: str, files: Sequence[str] = (), cold: bool = False) 
             empty_cache()
             whole.append(run())
         found = run_figures(whole, "whole")
-        if not cold:
-            found |= run_figures([run() for _ in range(REPETITIONS)], "warm")
+        found |= run_figures([run() for _ in range(REPETITIONS)], "warm")
         empty_cache()
         figures |= {f"{name}: {key}": value for key, value in found.items()}
     return figures

@@ -11,15 +11,8 @@ from typing import Any
 
 import torch
 from common import OURS
-from measuring import (
-    device_used_mib,
-    driver_version,
-    machine,
-    memory_figures,
-    nvidia_smi_used_mib,
-    use_allocator,
-)
-from models import JOBS, Step, import_job
+from measuring import driver_version, machine, memory_figures, use_allocator
+from models import JOBS, import_job
 
 
 def prepare(allocator: str, strict: bool = False) -> None:
@@ -38,24 +31,16 @@ def prepare(allocator: str, strict: bool = False) -> None:
     torch.manual_seed(0)
 
 
-def made(job: str, small: bool) -> tuple[Step, int]:
-    """The step of a job, and how many a pass has."""
-    return JOBS[job].make(small), JOBS[job].small_steps if small else JOBS[job].steps
-
-
 def measure(allocator: str, job: str, small: bool = False) -> Iterator[dict[str, Any]]:
     """One process, of which each turn but the first is a pass through the schedule.
 
-    The pass's step_ms and outputs, and the memory_figures() until then. Of the first
-    pass also beyond_reserved_mib and smi_beyond_reserved_mib: what this process has
-    of the device's memory at its end, less what is reserved then.
+    The pass's step_ms and outputs, and the memory_figures() until then.
     """
     import_job(job)
     driver_version()
     yield {}
-    others = nvidia_smi_used_mib()
     prepare(allocator, JOBS[job].strict)
-    step, steps = made(job, small)
+    step, steps = JOBS[job].make(small), JOBS[job].small_steps if small else JOBS[job].steps
     for turn in itertools.count():
         torch.cuda.synchronize()
         begin = time.perf_counter()
@@ -73,11 +58,6 @@ def measure(allocator: str, job: str, small: bool = False) -> Iterator[dict[str,
         if turn == 0:
             check_segments(allocator)
             figures["machine"] = machine()
-            smi = nvidia_smi_used_mib()
-            if smi is not None and others is not None:
-                taken = others + figures["reserved_mib"]
-                figures["beyond_reserved_mib"] = device_used_mib() - taken
-                figures["smi_beyond_reserved_mib"] = smi - taken
         yield figures
 
 
@@ -92,18 +72,3 @@ def check_segments(allocator: str) -> None:
             f"ESPER_ALLOC_SEGMENTS={wanted}, but no segment is {wanted}: this esper_alloc "
             "or this driver has no such segments"
         )
-
-
-def record(
-    allocator: str, job: str, path: str, passes: int = 1, small: bool = False
-) -> dict[str, Any]:
-    """So many passes with their history, which goes to `path`."""
-    prepare(allocator, JOBS[job].strict)
-    torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
-    step, steps = made(job, small)
-    for number in [*range(steps)] * passes:
-        step(number)
-    torch.cuda.synchronize()
-    check_segments(allocator)
-    torch.cuda.memory._dump_snapshot(path)
-    return {"machine": machine(), **memory_figures()}

@@ -13,9 +13,8 @@ AGAIN = f"{NATIVE}, run again"
 LEAST, FASTEST = "least peak allocated of any peer", "fastest peer"
 GOAL, OR_MIB = 1.04, 256.0  # of peak reserved, whichever allows more
 AIM, AIM_FROM_MIB = 1.02, 1024
-#: Figures of the whole process, and such as the first pass alone has.
+#: Figures of the whole process.
 PEAKS = ("peak_allocated_mib", "peak_reserved_mib")
-ONCE = ("machine", "beyond_reserved_mib", "smi_beyond_reserved_mib")
 
 
 def title_of(job: str, segments: str | None) -> str:
@@ -33,7 +32,7 @@ def passes(measured: Rounds) -> Rounds:
         for case, figures in one.items():
             figures |= {key: measured[-1].get(case, figures)[key] for key in PEAKS}
     for case, found in rounds[0].items():
-        found |= {key: warm_up[case].get(key) for key in ONCE}
+        found["machine"] = warm_up[case].get("machine")
         found["first_step_ms"] = warm_up[case]["step_ms"]
     return rounds
 
@@ -96,12 +95,6 @@ def job_rows(job: str, by_place: bool, rounds: Rounds, options: Options) -> Iter
             name, slower = f"{over}, within native's own spread", max(means[NATIVE], means[AGAIN])
             yield Row(name, "ms", "", means[OURS], slower, 1.0, peer_name="native's slower run")
     yield Row(f"{title}: peak allocated", "MiB", "peak_allocated_mib", OURS, LEAST)
-    for name, key in (
-        ("device memory in use beyond reserved", "beyond_reserved_mib"),
-        ("nvidia-smi's memory in use beyond reserved", "smi_beyond_reserved_mib"),
-    ):
-        if OURS in medians(rounds, key):
-            yield Row(f"{title}: {name}", "MiB", key, OURS, NATIVE, 2.0, "difference")
     ours = output_differences(rounds, OURS)
     if ours:
         peers = output_differences(rounds, *(one for one in PEERS if one != NATIVE))
@@ -113,5 +106,3 @@ def job_rows(job: str, by_place: bool, rounds: Rounds, options: Options) -> Iter
         if any(peer in one for one in rounds):
             yield Row(f"{title}: peak reserved", *reserved[1:], OURS, peer)
             yield Row(f"{title}: step time", *step, peer)
-            first = f"{title}: step time of the first pass"
-            yield Row(first, "ms", "first_step_ms", OURS, peer)

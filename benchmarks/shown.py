@@ -84,11 +84,10 @@ peak, or 256 MiB more than that.""",
     Table("jobs", "Time of whole jobs", """\
 The step time once memory has stopped growing, with the mean of the rounds' ratios and its 95%
 interval. The goal: at most 1, and 1.02 at the interval's upper end. Then the mean step time of
-the whole job; and the us that two recorded passes spend in the allocator, from an emptied cache.""",
+the whole job.""",
         tuple(Row("jobs", of_job(job, "step time"), label) for job, label in JOBS.items()),
         (Column("fastest peer", FASTEST),
-         Column("whole job: fastest peer", FASTEST, "step time over the whole job"),
-         Column("in the allocator: `native`", ("native",), "time inside the allocator"))),
+         Column("whole job: fastest peer", FASTEST, "step time over the whole job"))),
     Table("jobs", "Little memory", """\
 Runs that fail within 1.05 of the memory that an allowance of 0 takes, by a memory fraction.""",
         tuple(Row("least", f"{job}, {WITHIN}", label, RECORD_STREAM)

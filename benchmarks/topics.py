@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from common import (
@@ -32,7 +31,7 @@ from common import (
     column,
     everybody,
 )
-from jobs_rows import AGAIN, job_rows, passes, title_of, with_best
+from jobs_rows import AGAIN, job_rows, passes, with_best
 from stacks import STACKS
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -251,21 +250,6 @@ JOBS = (
 HOST_BOUND = ("llama_decode", "ppo", "serving")
 
 
-def inside(
-    command: Any, part: Part, cases: Sequence[Case], rounds: int, seconds: float, each: Any
-) -> Rounds:
-    """Records two passes of the job under native, as memory grows in the first and is there in the
-    second, and lets each case run their mallocs and frees."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/job.pickle"
-        how = {"job": part.name.removeprefix("inside-"), "path": path, "passes": 2}
-        record = replace(part, measure="jobs.record", workers=FRESH)
-        command.measure(record, [Case(NATIVE, NATIVE, how, DETERMINISTIC)], 1)
-        if not Path(path).exists():
-            return []
-        return command.measure(part, told(cases, files=[path], cold=True), rounds, seconds, each)
-
-
 def job_part(job: str) -> Part:
     cases = [*everybody(**DETERMINISTIC)]
     cases += [Case(AGAIN, NATIVE, environment=DETERMINISTIC)] if job in HOST_BOUND else []
@@ -276,21 +260,9 @@ def job_part(job: str) -> Part:
     )  # fmt: skip
 
 
-def inside_part(job: str) -> Part:
-    def rows(rounds: Rounds, options: Options) -> list[Row]:
-        name = f"{title_of(job, options.segments)}: time inside the allocator"
-        return beside_peers((name, "us", "job: whole_inside_us", 1.0))
-
-    return Part(f"inside-{job}", "calls.malloc_times", everybody(**DETERMINISTIC), rows,
-                by_default=False, conduct=inside, **LOOPS)  # fmt: skip
-
-
 JOBS_TOPIC = Topic(
-    """How much memory do whole jobs take from the device, how long is a step, are outputs the same?
-
-inside-JOB: how long are two passes inside the allocator, from an emptied cache on?""",
+    "How much memory do whole jobs take from the device, how long is a step, are outputs the same?",
     *map(job_part, JOBS),
-    *map(inside_part, JOBS),
     rounds=60,
 )
 # --- calls -------------------------------------------------------------------
@@ -353,10 +325,8 @@ def malloc_times_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
             ("malloc, the whole job, 99.9th percentile", "whole_slow_us", 1.5),
             ("malloc, the whole job, median", "whole_median_us"),
             ("malloc, the whole job, all together", "whole_sum_us", 1.0),
-            ("malloc and free, the whole job, all together", "whole_inside_us"),
             ("malloc, once warm, 99.9th percentile", "warm_slow_us"),
             ("malloc, once warm, median", "warm_median_us"),
-            ("malloc and free, once warm, all together", "warm_inside_us"),
         ):
             if f"{job}: {key}" in keys:
                 yield from beside_peers((f"{job}: {title}", "us", f"{job}: {key}", *goal))
@@ -365,7 +335,7 @@ def malloc_times_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
 MALLOC_TIMES = Topic(
     "How long do a recorded job's slowest mallocs take, and all mallocs and frees together?",
     Part("malloc_times", "calls.malloc_times", everybody(), malloc_times_rows, **LOOPS),
-    settings={"files": ("",), "cold": 0},
+    settings={"files": ("",)},
 )
 STARTUP = Topic(
     "What does it cost to be there: importing, an idle process, the first allocation?",

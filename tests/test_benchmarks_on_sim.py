@@ -88,10 +88,10 @@ def test_a_recorded_jobs_mallocs_and_frees_are_timed(library: Path, allocator: s
     trace = HERE / "traces" / "expandable.pickle.gz"
     found = measured(library, "malloc_times", allocator, files=[str(trace)])
     for when in ("whole", "warm"):
-        median, slow, mallocs, inside = (
-            found[f"expandable: {when}_{what}_us"] for what in ("median", "slow", "sum", "inside")
+        median, slow, mallocs = (
+            found[f"expandable: {when}_{what}_us"] for what in ("median", "slow", "sum")
         )
-        assert 0 < median <= slow <= mallocs < inside  # frees take some time too
+        assert 0 < median <= slow <= mallocs
 
 
 #: The same allocation on a side stream, again and again: MiB reserved after each run.
