@@ -48,11 +48,11 @@ def test_decoding_with_a_cache_gives_what_the_whole_sequence_gives(models):
     ids = torch.randint(models.SMALL.vocabulary, (2, 20))
     with torch.inference_mode():
         whole = model(ids)
-        caches = [None] * models.SMALL.layers
+        caches = {}
         pieces = [model(ids[:, :8], caches)]
         pieces += [model(ids[:, at : at + 1], caches) for at in range(8, 20)]
     assert torch.allclose(torch.cat(pieces, dim=1), whole, atol=1e-4)
-    assert [tuple(keys.shape) for keys, _ in caches] == [(2, 4, 20, 16)] * 2
+    assert [tuple(keys.shape) for keys, _ in caches.values()] == [(2, 20, 4, 16)] * 2
 
 
 # --- the jobs whose sizes never repeat -----------------------------------------------
