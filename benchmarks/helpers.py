@@ -27,7 +27,7 @@ def prepare(allocator: str) -> None:
 # --- gathered batches, in CIFAR's shapes -------------------------------------
 SAMPLES = 50_000
 #: Environments, and samples for each.
-BATCHES = ((1, 512), (4, 128), (16, 32), (64, 32))
+BATCHES = ((1, 512), (16, 32), (64, 32))
 
 
 def plain_batches(
@@ -98,7 +98,7 @@ def gather(allocator: str) -> dict[str, Any]:
 
 
 # --- normalised observations -------------------------------------------------
-NORMALIZED = ((64, 64), (1024, 128), (65536, 64))  # rows and features
+NORMALIZED = ((64, 64), (65536, 64))  # rows and features
 REPEATS, CALLS = 11, 500
 
 

@@ -95,9 +95,6 @@ def captures(allocator: str, marks: str) -> dict[str, Any]:
 # --- what a mark costs -------------------------------------------------------
 MARK_REPEATS, MARK_CALLS = 15, 2000
 C_ROUNDS, C_CALLS = 15, 5000
-HELD_UP = (1000, 10_000)  # tensors
-HELD_UP_SIZE = 1 << 12  # bytes of each: all together are within the allowance
-BESIDE = 200  # allocations
 
 
 def nanoseconds(call: Callable[[], object]) -> float:
@@ -115,28 +112,6 @@ def nanoseconds(call: Callable[[], object]) -> float:
     return statistics.median(figures)
 
 
-def beside_pending(count: int) -> float:
-    """ns an allocation beside `count` tensors that a busy stream holds up, the median."""
-    side = torch.cuda.Stream()
-    figures = []
-    for _ in range(5):
-        held = [torch.empty(HELD_UP_SIZE, dtype=torch.uint8, device="cuda") for _ in range(count)]
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(500_000_000)  # longer than the rest takes
-        for one in held:
-            one.record_stream(side)
-        del one
-        held.clear()
-        begin = time.perf_counter_ns()
-        kept = [torch.empty(HELD_UP_SIZE, dtype=torch.uint8, device="cuda") for _ in range(BESIDE)]
-        figures.append((time.perf_counter_ns() - begin) / BESIDE)
-        if side.query():
-            raise RuntimeError("the stream was idle before the allocations were over")
-        del kept
-        torch.cuda.synchronize()
-    return statistics.median(figures)
-
-
 @torch.no_grad()
 def mark_costs(allocator: str) -> dict[str, Any]:
     """ns of each."""
@@ -144,13 +119,8 @@ def mark_costs(allocator: str) -> dict[str, Any]:
     side = torch.cuda.Stream()
     x = torch.empty(1024, device="cuda")
 
-    def stream_eight() -> None:
-        for one in [torch.empty(1024, device="cuda") for _ in range(8)]:
-            one.record_stream(side)
-
     cases: dict[str, Callable[[], object]] = {
         "record_stream, cycle": lambda: torch.empty(1024, device="cuda").record_stream(side),
-        "record_stream, eight": stream_eight,
         "record_stream, call": lambda: x.record_stream(side),
     }
     if allocator == OURS:
@@ -164,19 +134,12 @@ def mark_costs(allocator: str) -> dict[str, Any]:
         cases |= {
             "record_use, call": lambda: record_use(y, side),
             "record_use, cycle": lambda: record_use(torch.empty(1024, device="cuda"), side),
-            "record_use, eight": lambda: record_use(
-                [torch.empty(1024, device="cuda") for _ in range(8)], side
-            ),
             "using, cycle": using_cycle,
         }
     gc.disable()
-    figures: dict[str, Any] = {}
-    for name, call in cases.items():
-        figures[name] = nanoseconds(call) / (8 if "eight" in name else 1)
+    figures = {name: nanoseconds(call) for name, call in cases.items()}
     if allocator == OURS:
         figures |= loops.mark_costs(C_ROUNDS, C_CALLS)
-    for count in HELD_UP:  # last: they leave thousands of blocks behind
-        figures[f"beside {count:,}"] = beside_pending(count)
     return {"machine": machine(), **figures}
 
 
@@ -184,18 +147,15 @@ def mark_costs(allocator: str) -> dict[str, Any]:
 REPEATS, CALLS = 31, 2000
 STEP_REPEATS, STEPS = 15, 5
 KINDS = ("marked", "automatic")
-LIST = 100  # tensors
 
 Loop = Callable[[], object]
 
 
-def by_turns(
-    choose: Callable[[str], None], call: Loop, whole: bool = False, calls: int = CALLS
-) -> dict[str, float]:
+def by_turns(choose: Callable[[str], None], call: Loop, whole: bool = False) -> dict[str, float]:
     """Median ns of `call` with each kind of uses. `whole`: `call` is a step of a job, and is over
     when the device's queues are empty."""
     figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    repeats, calls = (STEP_REPEATS, STEPS) if whole else (REPEATS, calls)
+    repeats, calls = (STEP_REPEATS, STEPS) if whole else (REPEATS, CALLS)
     for repeat in range(repeats + 1):
         for kind in KINDS if repeat % 2 else reversed(KINDS):
             choose(kind)
@@ -210,17 +170,6 @@ def by_turns(
             if repeat:  # the first is to warm up
                 figures[kind].append(taken)
     return {kind: statistics.median(taken) for kind, taken in figures.items()}
-
-
-def operators() -> dict[str, Loop]:
-    """Calls of one operator each."""
-    a, b, out = (torch.ones(16, device="cuda") for _ in range(3))
-    many = [torch.ones(16, device="cuda") for _ in range(LIST)]
-    return {
-        "add": lambda: torch.add(a, b, out=out),
-        "view": lambda: a.view(4, 4),
-        "add of lists, a tensor": lambda: torch._foreach_add_(many, 1.0),
-    }
 
 
 def prefetching() -> Loop:
@@ -267,14 +216,13 @@ def automatic(allocator: str) -> dict[str, Any]:
         if kind == "automatic":
             _torch.observe_now()
 
-    def note_operators(where: str, calls: dict[str, Loop]) -> None:
+    def note_operators(where: str) -> None:
         for name, call in calls.items():
-            tensors = LIST if "lists" in name else 1
-            taken = by_turns(observe, call, calls=CALLS * 10 // (9 + tensors))
-            note(f"{name}, {where}", taken, tensors)
+            note(f"{name}, {where}", by_turns(observe, call))
 
+    a, b, out = (torch.ones(16, device="cuda") for _ in range(3))
+    calls = {"add": lambda: torch.add(a, b, out=out), "view": lambda: a.view(4, 4)}
     with torch.no_grad():
-        calls = operators()
         empty = by_turns(choose, lambda: torch.empty(1024, device="cuda"))
         note("torch.empty and drop, one stream", empty)
         note("add, one stream", by_turns(choose, calls["add"]))
@@ -282,17 +230,8 @@ def automatic(allocator: str) -> dict[str, Any]:
     assert not _torch.is_observing()
     with torch.no_grad():
         side = torch.cuda.Stream()
-        note_operators("at home", calls)
+        note_operators("at home")
         with torch.cuda.stream(side):
-            note_operators("elsewhere", calls)
-
-        x = torch.ones(16, device="cuda")
-
-        def use_and_drop() -> None:
-            y = torch.empty(16, device="cuda")
-            with torch.cuda.stream(side):
-                torch.add(x, x, out=y)
-
-        note_operators("dropped", {"add": use_and_drop})
+            note_operators("elsewhere")
     note("prefetching GPT-2 step", by_turns(observe, prefetching(), whole=True), 1e6)
     return {"machine": machine(), **figures}

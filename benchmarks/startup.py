@@ -1,29 +1,13 @@
-"""What it costs to be there. This module may not import torch."""
+"""What it costs to be there."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from common import OURS
 from measuring import choose_allocator, device_used_mib, machine
 
 ELEMENTS = 1 << 20  # of float32: 4 MiB
-
-
-def imports(allocator: str) -> dict[str, Any]:
-    """Milliseconds of this process, which must not have imported torch."""
-    begin = time.perf_counter()
-    import torch  # noqa: F401
-
-    figures: dict[str, Any] = {"torch_ms": (time.perf_counter() - begin) * 1e3}
-    if allocator == OURS:
-        import esper_alloc
-
-        figures["import_ms"] = (time.perf_counter() - begin) * 1e3
-        esper_alloc.enable()
-        figures["enabled_ms"] = (time.perf_counter() - begin) * 1e3
-    return {"machine": machine(), **figures}
 
 
 def first(allocator: str) -> dict[str, Any]:
