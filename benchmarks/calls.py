@@ -16,7 +16,7 @@ from typing import Any
 import loops
 import torch
 from common import MIB, ROOT, percentile
-from measuring import empty_cache, machine, use_allocator
+from measuring import machine, use_allocator
 
 TENSOR = 4096  # bytes
 
@@ -105,7 +105,7 @@ def churn(allocator: str, most: int, operations: int) -> dict[str, Any]:
         figures[f"{one.name}: ns"] = statistics.median(
             loops.churn(one.live, *how, rounds=5, longest=0.3)
         )
-        empty_cache()
+        torch.cuda.empty_cache()
     return {"machine": machine(), **figures, "left_out": left_out}
 
 
@@ -157,10 +157,10 @@ def malloc_times(allocator: str, files: Sequence[str] = ()) -> dict[str, Any]:
         whole = []
         for _ in range(REPETITIONS):
             torch.cuda.synchronize()
-            empty_cache()
+            torch.cuda.empty_cache()
             whole.append(run())
         found = run_figures(whole, "whole")
         found |= run_figures([run() for _ in range(REPETITIONS)], "warm")
-        empty_cache()
+        torch.cuda.empty_cache()
         figures |= {f"{name}: {key}": value for key, value in found.items()}
     return figures

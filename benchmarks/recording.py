@@ -12,7 +12,7 @@ import loops
 import torch
 from calls import LEAST
 from common import NATIVE
-from measuring import empty_cache, machine, use_allocator
+from measuring import machine, use_allocator
 
 LIVE, MOST, POWER = 1_000, 20, 2  # blocks, of up to 2^20 bytes
 
@@ -41,7 +41,7 @@ def written(allocator: str, events: int, small: bool = False) -> dict[str, Any]:
         if allocator != NATIVE:
             count, figures["page_s"] = page_seconds(path)
         figures["bytes_an_event"] = os.path.getsize(path) / count
-    empty_cache()
+    torch.cuda.empty_cache()
     return figures
 
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-Names = str | tuple[str, ...]
-
-
-def all_of(names: Names) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
-
 
 class Column(NamedTuple):
     """A column of a table of the results: what ours is compared with."""
 
     heading: str
     peers: tuple[str, ...]  # a row has one of them, or the cell is empty
-    figure: str = ""  # of the row's names another figure, shown with ours
 
 
 class Row(NamedTuple):
-    """A measurement. Of several names, for what was measured in more than one way, the newest row
-    is shown."""
+    """A measurement."""
 
     topic: str  # the result file
-    names: Names
+    name: str
     label: str
     peer: str = ""  # in tables without columns
     also: tuple[str, ...] = ()  # further figures, in the same cells
@@ -65,13 +57,8 @@ JOBS = {
 }
 
 
-def of_job(job: str, figure: str) -> tuple[str, ...]:
-    """On the kind of segments that the driver allows, or that was asked for."""
-    return f"{job}: {figure}", f"{job}, mapped segments: {figure}"
-
-
-def timed(topic: str, title: str, memory: str, step: str, label: str) -> Row:
-    return Row(topic, title + memory, label, also=(title + step,))
+def timed(topic: str, title: str, first: str, second: str, label: str) -> Row:
+    return Row(topic, title + first, label, also=(title + second,))
 
 
 #: The tables of the results, page by page in this order.
@@ -79,15 +66,15 @@ TABLES = (
     Table("jobs", "Memory of whole jobs", """\
 Peak reserved. The goal: at most 1.04 times the least that any peer had *allocated* at its
 peak, or 256 MiB more than that.""",
-        tuple(Row("jobs", of_job(job, "peak reserved"), label) for job, label in JOBS.items()),
+        tuple(Row("jobs", f"{job}: peak reserved", label) for job, label in JOBS.items()),
         (NATIVE, EXPANDABLE, Column("least allocated", ALLOCATED))),
     Table("jobs", "Time of whole jobs", """\
 The step time once memory has stopped growing, with the mean of the rounds' ratios and its 95%
 interval. The goal: at most 1, and 1.02 at the interval's upper end. Then the mean step time of
 the whole job.""",
-        tuple(Row("jobs", of_job(job, "step time"), label) for job, label in JOBS.items()),
-        (Column("fastest peer", FASTEST),
-         Column("whole job: fastest peer", FASTEST, "step time over the whole job"))),
+        tuple(timed("jobs", f"{job}: ", "step time", "step time over the whole job", label)
+              for job, label in JOBS.items()),
+        (Column("fastest peer", FASTEST),)),
     Table("jobs", "Little memory", """\
 Runs that fail within 1.05 of the memory that an allowance of 0 takes, by a memory fraction.""",
         tuple(Row("least", f"{job}, {WITHIN}", label, RECORD_STREAM)
@@ -199,7 +186,7 @@ reserves most, and the rank that is held back longest beside the one held back l
 )
 
 #: The README's rows: topic, name, peer, what was measured, and what it is compared with.
-FEW: list[tuple[str, Names, str, str, str]] = [
+FEW: list[tuple[str, str, str, str, str]] = [
     ("pipeline", ACTIVE, RECORD_STREAM, "weights gathered on one stream, used on another: peak",
      "`record_stream`"),
     ("pipeline", ACTIVE, "native, recipe", "the same", "tensors kept by hand"),
@@ -207,7 +194,7 @@ FEW: list[tuple[str, Names, str, str, str]] = [
      "`record_stream`"),
     ("engines", "fsdp2: peak reserved", "native",
      "FSDP2, a Llama of 1.2 B parameters, two GPUs: reserved", "native"),
-    ("jobs", of_job("gpt2", "step time"), "native, expandable", "GPT-2 124M: step",
+    ("jobs", "gpt2: step time", "native, expandable", "GPT-2 124M: step",
      "expandable segments"),
     ("malloc_times", SLOWEST, "native", "99.9th percentile of malloc while GPT-2's memory grows",
      "native"),

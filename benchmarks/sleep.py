@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from itertools import cycle, islice
-from pathlib import Path
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +21,7 @@ GIB = 1 << 30
 PIECE = 256 * MIB  # of the plain copy: a chunk of sleep's pinned memory
 GRAPHS, GRAPH_CYCLES = 2, 100
 STEPS = 12  # of training
-TURNS = 50
+TURNS, TURN_BYTES = 50, 8 * GIB
 
 
 def make_tensors(size: int) -> list[Any]:
@@ -253,40 +253,28 @@ def training(allocator: str) -> dict[str, Any]:
     return {"machine": machine(), "differing": differing, "host_share": host_share}
 
 
-def turns(allocator: str, folder: str, me: str, turn_gib: float) -> dict[str, Any]:
-    """Takes turns with the other process. `a` first fills the device but for half as much again
-    as one of them needs, once both have their contexts. short: turns without memory."""
+def take_turns(allocator: str, first: bool, other: Connection) -> int:
+    """Turns without memory. Each process hands the turn to the other one. The `first` also fills
+    the device but for half as much again as one of them needs, once both have their contexts."""
     import esper_alloc
 
     choose_allocator(allocator)
-    first, size = me == "a", int(turn_gib * GIB)
-    mine, theirs = Path(folder, me), Path(folder, "b" if first else "a")
-
-    def tell(number: int) -> None:
-        scratch = mine.with_suffix(".new")
-        scratch.write_text(str(number))
-        os.replace(scratch, mine)
-
-    def wait_for(number: int) -> None:
-        while not (theirs.exists() and int(theirs.read_text()) >= number):
-            time.sleep(0.0005)
-
     torch.zeros(1, device="cuda").add_(1)
     torch.cuda.synchronize()
-    tell(0)
-    wait_for(0)
-    ballast: list[Any] = []
+    other.send("there")
+    other.recv()
     if first:
-        free = torch.cuda.mem_get_info()[0] - size * 3 // 2
+        free = torch.cuda.mem_get_info()[0] - TURN_BYTES * 3 // 2
         with esper_alloc.tag("ballast"):
-            ballast.append(torch.empty(max(free, 0), device="cuda", dtype=torch.uint8))
+            ballast = torch.empty(max(free, 0), device="cuda", dtype=torch.uint8)
     kept: list[Any] = []
     wrong = short = 0
     for turn in range(TURNS):
-        wait_for(turn if first else turn + 1)
+        if turn or not first:
+            other.recv()
         if not kept:
             with esper_alloc.tag("kept"):
-                kept = make_tensors(size)
+                kept = make_tensors(TURN_BYTES)
             expected = [float(x[0]) for x in kept]
         else:
             try:
@@ -297,7 +285,24 @@ def turns(allocator: str, folder: str, me: str, turn_gib: float) -> dict[str, An
             wrong += [float(x[0]) for x in kept] != expected
             wrong += len(esper_alloc.sleep("kept").stays)
             torch.cuda.empty_cache()
-        tell(turn + 1)
+        other.send("your turn")
+    if first:
+        other.recv()
+        del ballast
     if wrong:
         raise RuntimeError(f"contents were not what they were, or memory stayed: {wrong} times")
-    return {"machine": machine(), "short": float(short)}
+    return short
+
+
+def turns(allocator: str) -> dict[str, Any]:
+    """Two processes take turns. short: their turns without memory."""
+    mine, its = Pipe()
+
+    def second() -> None:
+        mine.close()
+        its.send(take_turns(allocator, False, its))
+
+    get_context("fork").Process(target=second, daemon=True).start()
+    its.close()
+    short = take_turns(allocator, True, mine)
+    return {"machine": machine(), "short": float(short + mine.recv())}

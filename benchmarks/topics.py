@@ -7,7 +7,6 @@ rows the documents show stands in shown.py.
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,7 +28,6 @@ from common import (
     Row,
     Topic,
     column,
-    everybody,
 )
 from jobs_rows import AGAIN, job_rows, passes, with_best
 from stacks import STACKS
@@ -77,9 +75,14 @@ def marked(name: str, marks: str, **environment: str) -> Case:
     return Case(name, allocator, {"marks": marks}, environment)
 
 
-def of(*allocators: str) -> list[Case]:
+def of(*allocators: str, **environment: str) -> list[Case]:
     """A case for each allocator, named after it."""
-    return [Case(one, one) for one in allocators]
+    return [Case(one, one, environment=environment) for one in allocators]
+
+
+def everybody(**environment: str) -> list[Case]:
+    """Ours and every peer."""
+    return of(OURS, *PEERS, **environment)
 
 
 MARKED = {
@@ -246,7 +249,7 @@ HOST_BOUND = ("llama_decode", "ppo", "serving")
 
 
 def job_part(job: str) -> Part:
-    cases = [*everybody(**DETERMINISTIC)]
+    cases = everybody(**DETERMINISTIC)
     cases += [Case(AGAIN, NATIVE, environment=DETERMINISTIC)] if job in HOST_BOUND else []
     rows = partial(job_rows, job, job in ("llama_decode", "serving"))
     return Part(
@@ -474,38 +477,26 @@ BANDWIDTH_ROWS = [
 ]  # fmt: skip
 
 
-def take_turns_asleep(command: Any, part: Part, cases: Sequence[Case], *_: Any) -> Rounds:
-    """Both at once, in a folder that they share."""
-    with tempfile.TemporaryDirectory() as folder:
-        return command.measure(part, told(cases, folder=folder), 1)
-
-
-def turn_rows(rounds: Rounds, options: Options) -> list[Row]:
-    name = f"two processes, {options.settings['turn_gib']:g} GiB each, turns without memory, of 50"
-    both = [rounds[0][me]["short"] for me in ("a", "b") if me in rounds[0]]
-    short = [sum(both)] if len(both) == 2 else []
-    return [Row(name, "", "", short, 0.0, 0.0, "ours", peer_name="nothing")]
-
-
 SLEEP = Topic(
     "How fast does memory sleep and wake, and does everything go on as before?",
     Part("bandwidth", "sleep.bandwidth",
-         [*of(OURS), Case(SAVER, NATIVE, {"saver": "keeps host memory"}, needs=SAVER),
-          Case(SAVER_BY_DEFAULT, NATIVE, {"saver": "by default"}, needs=SAVER)],
+         [*of(OURS), Case(SAVER, NATIVE, {"saver": "keeps host memory"}, needs=(SAVER,)),
+          Case(SAVER_BY_DEFAULT, NATIVE, {"saver": "by default"}, needs=(SAVER,))],
          BANDWIDTH_ROWS, FRESH),
     Part("graphs", "sleep.graphs", of(OURS), [
         at_best("graph replays that differ, of 100 after a sleep", "wrong", 0.0),
     ], FRESH, rounds=1),
     Part("training", "sleep.training",
-         [Case(OURS, OURS, environment=DETERMINISTIC, needs="transformers")], [
+         [Case(OURS, OURS, environment=DETERMINISTIC, needs=("transformers",))], [
         at_best("GPT-2 asleep after each step: losses that differ, of 12", "differing", 0.0,
                 called="GPT-2 awake"),
         at_best("GPT-2: host memory over live bytes", "host_share", 1.02, best=1.0,
                 called="live bytes"),
     ], FRESH, rounds=1),
-    Part("turns", "sleep.turns", [Case(me, OURS, {"me": me}) for me in ("a", "b")], turn_rows,
-         ours=None, rounds=1, together=True, conduct=take_turns_asleep),
-    settings={"gib": 20.0, "plain_gib": 5.0, "cycles": 6, "turn_gib": 8.0},
+    Part("turns", "sleep.turns", of(OURS), [
+        at_best("two processes, 8 GiB each, turns without memory, of 50", "short", 0.0),
+    ], FRESH, rounds=1),
+    settings={"gib": 20.0, "plain_gib": 5.0, "cycles": 6},
 )  # fmt: skip
 
 # --- PyTorch's engines -------------------------------------------------------
@@ -780,15 +771,15 @@ EXPLAIN = Topic(
 )  # fmt: skip
 
 VLLM_SLEEPS, ENGINE_BESIDE = "native, vLLM's sleep mode", f"{OURS}, engine in a process"
-AWAKE = f"{OURS}, nobody sleeps"
+AWAKE, VLLM = f"{OURS}, nobody sleeps", ("vllm",)
 COLOCATED = Topic(
     "A trainer and vLLM take turns on one GPU: what do sleeping and waking cost a step?",
     Part("step", "colocated.step", [
-        Case(OURS, OURS, needs="vllm"),
-        Case(AWAKE, OURS, {"flags": ("--awake", "--share", "0.3")}, needs="vllm"),
-        Case(VLLM_SLEEPS, NATIVE, needs="vllm"),
+        Case(OURS, OURS, needs=VLLM),
+        Case(AWAKE, OURS, {"flags": ("--awake", "--share", "0.3")}, needs=VLLM),
+        Case(VLLM_SLEEPS, NATIVE, needs=VLLM),
         Case(ENGINE_BESIDE, OURS, {"flags": ("--engine-process",)}, {"ESPER_ALLOC": "1"},
-             needs="vllm"),
+             needs=VLLM),
     ], [
         Row("a step", "s", "step_s", OURS, AWAKE, 1.35),
         *beside(OURS, VLLM_SLEEPS, ("a step", "s", "step_s"),
@@ -800,7 +791,7 @@ COLOCATED = Topic(
                 ("sleep and wake of both", "s", "turns_s"), title="engine in a process: "),
     ], FRESH, timeout=400.0),
     Part("cycles", "colocated.cycles",
-         [Case(OURS, OURS, needs="vllm"), Case(VLLM_SLEEPS, NATIVE, needs="vllm")], [
+         [Case(OURS, OURS, needs=VLLM), Case(VLLM_SLEEPS, NATIVE, needs=VLLM)], [
         *beside(OURS, VLLM_SLEEPS,
                 ("level 1, sleep", "s", "sleep_s"), ("level 1, wake", "s", "wake_s"),
                 ("level 1, device memory in use asleep", "MiB", "asleep_mib")),

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,12 +131,10 @@ def test_every_recorded_row_can_be_measured_again(path: Path) -> None:
     answered = ANSWERED.get(path.stem, ())
     gone = [row["name"] for row in recorded if row["name"] not in names]
     assert [name for name in gone if not any(re.search(one, name) for one in answered)] == []
-    wanted = [(row.names, row.peer) for table in shown.TABLES for row in table.rows
+    wanted = [(row.name, row.peer) for table in shown.TABLES for row in table.rows
               if row.topic == path.stem and row.peer]  # fmt: skip
     wanted += [(one, peer) for topic, one, peer, *_ in shown.FEW if topic == path.stem]
-    for one, peer in wanted:
-        names = (one,) if isinstance(one, str) else one
-        assert any((name, peer) in pairs for name in names), (one, peer)
+    assert [one for one in wanted if one not in pairs] == []
 
 
 def test_planted_jobs_are_counted_and_compared_with_their_prediction() -> None:
@@ -160,7 +159,7 @@ def test_parts_have_functions_that_take_what_they_are_told() -> None:
         for part in topic.parts:
             module, _, function = part.measure.partition(".")
             known = inspect.signature(getattr(load(module), function)).parameters
-            told = {"limit", "folder"} if part.conduct else set()
+            told = {"limit"} if part.conduct else set()
             settings = topic.settings.keys() & known.keys()
             for case in part.cases:
                 given = {"allocator", *case.how, *settings}
@@ -219,17 +218,24 @@ def test_a_case_that_gives_nothing_is_named_and_one_left_out_says_why(
 
     run = measured_by(monkeypatch, measure)
     monkeypatch.setattr(load("loops"), "load", lambda: None)
-    monkeypatch.setattr(run, "installed", lambda package: False)
     assert main(monkeypatch, "pair", "--out", str(out)) == 1
     said = capsys.readouterr().out
     assert said.count("no row") == said.count("esper_alloc and cudaMallocAsync gave no value") == 4
     assert "pair: cudaMallocAsync did not go through" in said
-    assert "RMM's pool: not measured, the package rmm is not installed" in said
-    [run_of] = json.loads(out.read_text())["runs"]
-    assert run_of["left_out"] == {"RMM's pool": "the package rmm is not installed"}
     missing += ["esper_alloc"]
     assert main(monkeypatch, "pair", "--out", str(tmp_path / "none.json")) == 1
     assert "nothing was measured under esper_alloc" in capsys.readouterr().out
+    missing.clear()
+    out = tmp_path / "sleep.json"
+    monkeypatch.setattr(run, "installed", lambda package: False)
+    assert main(monkeypatch, "sleep", "--part", "bandwidth", "--out", str(out)) == 1
+    why = "the package torch_memory_saver is not installed"
+    assert f"torch_memory_saver: not measured, {why}" in capsys.readouterr().out
+    [run_of] = json.loads(out.read_text())["runs"]
+    cases = ("torch_memory_saver", "torch_memory_saver, by default")
+    assert run_of["left_out"] == dict.fromkeys(cases, why)
+    assert main(monkeypatch, "sleep", "--part", "training", "--out", str(out)) == 1
+    assert "training: left out, the package transformers" in capsys.readouterr().out
 
 
 #: In place of run.py --worker: fails, or reports where it is told to.
@@ -244,7 +250,7 @@ workers.report({"pid": os.getpid(), "conf": os.environ.get("PYTORCH_CUDA_ALLOC_C
 """
 
 
-def test_fresh_processes_alternate_and_who_fails_twice_is_left_out(
+def test_fresh_processes_alternate_and_who_fails_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common, run = load("common"), load("run")
@@ -257,19 +263,24 @@ def test_fresh_processes_alternate_and_who_fails_twice_is_left_out(
         common.Case("fails", "native", {"fails": 1}),
         *map(common.Case, *[("native", "native, expandable")] * 2),
     ]
+    cases.append(common.Case("once", "native", once=True))
     part = common.Part("part", "none.none", cases, [], common.FRESH)
     command = run.Command("pair", common.Options(), None, None)
     told: list[int] = []
     found = command.measure(part, cases, 4, each=lambda rounds: told.append(sum(map(len, rounds))))
-    assert [list(one) for one in found] == [["native", "native, expandable"]] * 4
-    assert told == list(range(1, 9))
-    assert len({figures["pid"] for one in found for figures in one.values()}) == 8
+    both = ["native", "native, expandable"]
+    assert [list(one) for one in found] == [[*both, "once"], both[::-1], both, both[::-1]]
+    assert told == list(range(1, 10))
+    assert len({figures["pid"] for one in found for figures in one.values()}) == 9
     assert {one["native"]["conf"] for one in found} == {None}
     assert {one["native, expandable"]["conf"] for one in found} == {"expandable_segments:True"}
     said = capsys.readouterr().out
-    assert said.count("fails: exit status 1") == 2 and "it went wrong" in said
+    assert said.count("fails: exit status 1") == 1 and "it went wrong" in said
     assert len(command.measure(part, cases, 4, seconds=0.0)) == 1
     assert "stopped after 1 of 4 rounds" in capsys.readouterr().out
+    found = command.measure(replace(part, may_fail=True), cases, 2)
+    assert [one["fails"]["failed"] for one in found] == [1, 1]
+    assert found[0]["fails"]["why"] == "exit status 1: it went wrong"
 
 
 # --- statistics and verdicts ---------------------------------------------------
@@ -616,8 +627,7 @@ def test_workers_take_turns_back_and_forth(script: Path) -> None:
     turns = load("turns")
     commands = {name: started(script) for name in "abc"}
     commands["a"][1]["ESPER_ALLOC_SEGMENTS"] = "mapped"
-    first, *rounds = turns.turns(commands, 3)
-    assert first == {"a": {}, "b": {}, "c": {}}
+    rounds = turns.turns(commands, 3)
     assert [{name: one["number"] for name, one in found.items()} for found in rounds] == [
         {"a": n, "b": n, "c": n} for n in range(3)
     ]
@@ -644,7 +654,7 @@ def test_a_worker_that_fails_or_hangs_is_left_out(
         "hangs": started(script, "--hang-at", "0"),
         "works": started(script),
     }
-    _, *rounds = turns.turns(commands, 3, timeout=20)
+    rounds = turns.turns(commands, 3, timeout=20)
     assert [sorted(found) for found in rounds] == [["fails", "works"], ["works"], ["works"]]
     printed = capsys.readouterr().out
     assert "fails: exit status 1" in printed and "it went wrong" in printed
