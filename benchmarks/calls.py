@@ -1,11 +1,13 @@
 """What calls of the allocator take on the host: alone, among many live blocks, from many threads,
-and in recorded jobs. Nothing runs on the GPU meanwhile."""
+in recorded jobs, and at first; and what it takes to write their history. Hardly anything runs on
+the GPU meanwhile."""
 
 from __future__ import annotations
 
 import functools
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +17,8 @@ from typing import Any
 
 import loops
 import torch
-from common import MIB, ROOT, percentile
-from measuring import machine, use_allocator
+from common import MIB, NATIVE, ROOT, percentile
+from measuring import choose_allocator, device_used_mib, machine, use_allocator
 
 TENSOR = 4096  # bytes
 
@@ -164,3 +166,60 @@ def malloc_times(allocator: str, files: Sequence[str] = ()) -> dict[str, Any]:
         torch.cuda.empty_cache()
         figures |= {f"{name}: {key}": value for key, value in found.items()}
     return figures
+
+
+# --- the first of a process --------------------------------------------------
+def first(allocator: str) -> dict[str, Any]:
+    """Milliseconds and MiB of this process, in which CUDA was not used before."""
+    choose_allocator(allocator)
+    torch.cuda.init()
+    torch.cuda.synchronize()  # makes the context
+    figures: dict[str, Any] = {"idle_mib": device_used_mib()}
+    begin = time.perf_counter()
+    x = torch.empty(1 << 20, device="cuda")  # 4 MiB
+    allocated = time.perf_counter()
+    x.fill_(1.0)
+    torch.cuda.synchronize()
+    figures["first_ms"] = (time.perf_counter() - begin) * 1e3
+    figures["first_allocation_us"] = (allocated - begin) * 1e6
+    return {"machine": machine(), **figures}
+
+
+# --- writing what the calls were ---------------------------------------------
+def written(allocator: str, events: int, small: bool = False) -> dict[str, Any]:
+    """Mallocs and frees among 1,000 live blocks of up to 1 MiB, `events` together, without stacks: s to write
+    their history to a file, bytes an event, and s to read it and compute esper-alloc's page."""
+    events = 20_000 if small else events
+    use_allocator(allocator)
+    torch.zeros(1, device="cuda")
+    if allocator == NATIVE:
+        torch.cuda.memory._record_memory_history("all", context=None, max_entries=events)
+    loops.churn(1_000, LEAST, 20, 2, events // 4, rounds=1, longest=60.0)  # and one before
+    figures: dict[str, Any] = {"machine": machine()}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "history")
+        begin = time.perf_counter()
+        if allocator == NATIVE:
+            torch.cuda.memory._dump_snapshot(str(path))
+            count = events
+        else:
+            import esper_alloc
+
+            esper_alloc.black_box(path)
+        figures["write_s"] = time.perf_counter() - begin
+        if allocator != NATIVE:
+            count, figures["page_s"] = page_seconds(path)
+        figures["bytes_an_event"] = os.path.getsize(path) / count
+    torch.cuda.empty_cache()
+    return figures
+
+
+def page_seconds(path: Path) -> tuple[int, float]:
+    """How many events a black box has; s to read it and write the page that shows it."""
+    from esper_alloc.recorder.reading import load_black_box
+    from esper_alloc.view.page import write_page
+
+    begin = time.perf_counter()
+    recording = load_black_box(path)
+    write_page(recording, path.with_suffix(".html"))
+    return len(recording), time.perf_counter() - begin

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import statistics
 import subprocess
 import sys
@@ -66,23 +65,6 @@ def device_used_mib() -> float:
     return (total - free) / MIB
 
 
-def nvidia_smi(query: str, *options: str) -> str | None:
-    """The first word of its answer; None where it gives none."""
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *options]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return done.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return None
-
-
-def nvidia_smi_used_mib() -> float | None:
-    """The same as nvidia-smi says; None where it says nothing."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    found = nvidia_smi("memory.used", "-i", gpu)
-    return float(found) if found and found.isdigit() else None
-
-
 def machine() -> dict[str, str]:
     """The GPU, driver and torch of this process, for the result file."""
     import torch
@@ -94,7 +76,12 @@ def machine() -> dict[str, str]:
 @functools.cache
 def driver_version() -> str:
     """As nvidia-smi says it, which takes long enough to ask once, before children are forked."""
-    return nvidia_smi("driver_version") or "unknown"
+    command = "nvidia-smi --query-gpu=driver_version --format=csv,noheader".split()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "unknown"
 
 
 def example(name: str) -> Any:

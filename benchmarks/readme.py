@@ -13,10 +13,9 @@ What stands outside of the marks "figures: begin" and "figures: end" is left alo
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Iterator
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -200,20 +199,6 @@ def filled(text: str, figures: str) -> str:
     return f"{before}{BEGIN}\n{figures}\n{END}{after}"
 
 
-def differences(shown: str, wanted: str) -> Iterator[str]:
-    """What is stale, a cell of a table or a line at a time."""
-    for old, new in zip_longest(shown.splitlines(), wanted.splitlines(), fillvalue=""):
-        if old == new:
-            continue
-        before, after = (line.strip("|").split("|") for line in (old, new))
-        if old.startswith("|") and before[0] == after[0] and len(before) == len(after):
-            for was, now in zip(before, after):
-                if was != now:
-                    yield f"{before[0].strip()}: shows{was}and is{now.rstrip()}"
-        else:
-            yield f"shows {old!r}\n    and is {new!r}"
-
-
 # --- the picture -------------------------------------------------------------
 def layers() -> dict[str, Any]:
     """The row of pipeline.json that has memory by layer."""
@@ -273,7 +258,8 @@ def main() -> int:
         text = (ROOT / name).read_text()
         wanted = filled(text, figures())
         if check:
-            stale += [f"{name}: {difference}" for difference in differences(text, wanted)]
+            lines = text.splitlines(), wanted.splitlines()
+            stale += difflib.unified_diff(*lines, name, "is stale", lineterm="", n=0)
         else:
             (ROOT / name).write_text(wanted)
     row, picture = layers(), RESULTS / PICTURE

@@ -127,7 +127,7 @@ overlap what is reserved), and the time of a step or batch.""", (
             "auditor: bugs missed, of 30; correct programs reported, of 36",
             "torch.cuda._sanitizer", ("correct programs reported, of 36",)),
         Row("auditor", "GPT-2 step, audited", "a step of GPT-2, audited", "no audit"),
-        Row("fence", "step, fence", "with a fence; reserved", "no audit", ("peak reserved, fence",)))),
+        Row("auditor", "step, fence", "with a fence; reserved", "no audit", ("peak reserved, fence",)))),
     Table("streams", "The black box", "Beside esper_alloc without it, unless the row says otherwise.", (
         Row("black_box", "raw_alloc + raw_delete, 512 B", "malloc and free in C++", NO_BOX),
         Row("black_box", "torch.empty and drop, 4 KiB", "`torch.empty` and drop", NO_BOX),
@@ -141,13 +141,7 @@ overlap what is reserved), and the time of a step or batch.""", (
         Row("sleep", "sleep with keep='nothing'", "sleep, keep nothing", "giving free memory back"),
         Row("sleep", "first sleep, which pins host memory",
             "the first sleep, which pins host memory", "a GiB of a later sleep"),
-        Row("sleep", "device memory left asleep", "device memory left", "nothing"),
-        Row("sleep", "graph replays that differ, of 100 after a sleep",
-            "replays of CUDA graphs that differ, of 100", "nothing"),
-        Row("sleep", "GPT-2 asleep after each step: losses that differ, of 12",
-            "GPT-2 asleep after each of 12 steps: losses that differ", "GPT-2 awake"),
-        Row("sleep", "two processes, 8 GiB each, turns without memory, of 50",
-            "two processes, turns without memory, of 50", "nothing"))),
+        Row("sleep", "device memory left asleep", "device memory left", "nothing"))),
     Table("jobs", "Two GPUs", "Trainings of 200 steps: tokens (more is better), and peak reserved.", (
         *(Row("engines", f"{engine}: tokens", label, peer, (f"{engine}: peak reserved",))
           for engine, peer, label in (

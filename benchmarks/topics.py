@@ -338,7 +338,7 @@ MALLOC_TIMES = Topic(
 STARTUP = Topic(
     "What does it cost to be there: an idle process, the first allocation?",
     # Whoever is first in the first round has the driver's libraries read from the disk.
-    Part("first", "startup.first", everybody(), same_cores=True, warm_up=1,
+    Part("first", "calls.first", everybody(), same_cores=True, warm_up=1,
          derive=lambda rounds: rounds[1:], rows=beside_peers(
         ("idle device memory", "MiB", "idle_mib", 1.0),
         ("first allocation to the end of the first kernel", "ms", "first_ms", 1.0, "no_worse"),
@@ -430,22 +430,17 @@ AUDITED = {"peer_key": "alone", "peer_name": "no audit"}
 AUDITING: dict[str, Any] = {"ours": None, "timeout": 400.0}
 AUDITOR = Topic(
     "What does the auditor cost, and what does it find beside torch.cuda._sanitizer?",
-    Part("step", "audits.steps", [Case("step, ours", OURS), Case("step, native", NATIVE)], [
+    Part("step", "audits.steps", [
+        Case("step, ours", OURS), Case("step, native", NATIVE), Case("step, fence", OURS, {"fence": True}),
+    ], [
         own("step, ours", "GPT-2 step, audited", "ms", "audited", 3.0, **AUDITED),
         own("step, native", "GPT-2 step under native, audited", "ms", "audited", 3.0, **AUDITED),
+        own("step, fence", "step, fence", "ms", "audited", **AUDITED),
+        own("step, fence", "peak reserved, fence", "MiB", "audited_mib", peer_key="alone_mib",
+            peer_name="no audit"),
     ], imports="gpt2", **AUDITING),
     Part("corpus", "audits.programs", [Case("corpus", NATIVE)], corpus_rows, rounds=1, **AUDITING),
 )  # fmt: skip
-KINDS = ("no audit", "audit", "fence")
-FENCE = Topic(
-    "What does an audit with a fence cost a training step of GPT-2, and in memory?",
-    Part("fence", "audits.fence", [Case(kind, OURS, {"kind": kind}) for kind in KINDS], [
-        Row(f"{name}, {kind}", unit, key, kind, KINDS[0])
-        for name, unit, key in (("step", "ms", "step_ms"), ("peak reserved", "MiB", "mib"))
-        for kind in KINDS[1:]
-    ], ours=None, imports="gpt2"),
-)  # fmt: skip
-
 # --- sleep and wake ----------------------------------------------------------
 SAVER, A_GIB = "torch_memory_saver", "a GiB of a later sleep"
 SAVER_BY_DEFAULT = f"{SAVER}, by default"
@@ -478,24 +473,11 @@ BANDWIDTH_ROWS = [
 
 
 SLEEP = Topic(
-    "How fast does memory sleep and wake, and does everything go on as before?",
+    "How fast does memory sleep and wake?",
     Part("bandwidth", "sleep.bandwidth",
          [*of(OURS), Case(SAVER, NATIVE, {"saver": "keeps host memory"}, needs=(SAVER,)),
           Case(SAVER_BY_DEFAULT, NATIVE, {"saver": "by default"}, needs=(SAVER,))],
          BANDWIDTH_ROWS, FRESH),
-    Part("graphs", "sleep.graphs", of(OURS), [
-        at_best("graph replays that differ, of 100 after a sleep", "wrong", 0.0),
-    ], FRESH, rounds=1),
-    Part("training", "sleep.training",
-         [Case(OURS, OURS, environment=DETERMINISTIC, needs=("transformers",))], [
-        at_best("GPT-2 asleep after each step: losses that differ, of 12", "differing", 0.0,
-                called="GPT-2 awake"),
-        at_best("GPT-2: host memory over live bytes", "host_share", 1.02, best=1.0,
-                called="live bytes"),
-    ], FRESH, rounds=1),
-    Part("turns", "sleep.turns", of(OURS), [
-        at_best("two processes, 8 GiB each, turns without memory, of 50", "short", 0.0),
-    ], FRESH, rounds=1),
     settings={"gib": 20.0, "plain_gib": 5.0, "cycles": 6},
 )  # fmt: skip
 
@@ -684,7 +666,7 @@ CIFAR_ENVS = Topic(
 SIMULATED = "simulator fp32, 1024 x 1024: "
 CUDAGRAPH_OUTPUTS = Topic(
     "The simulator of examples/simulator.py: eager, compiled, and with CUDA graphs.",
-    Part("simulator", "graphs.simulator", of(NATIVE), workers=FRESH, ours=NATIVE, timeout=400.0, rows=[
+    Part("simulator", "helpers.simulator", of(NATIVE), workers=FRESH, ours=NATIVE, timeout=400.0, rows=[
         own(NATIVE, SIMULATED + name, "ms", ours, peer_key=peer, peer_name=peer)
         for name, ours, peer in (
             ("graphs with the wrapper", "graphs", "eager"),
@@ -724,7 +706,7 @@ BLACK_BOX = Topic(
     )),
     box_job_part("gpt2", 1.005),
     box_job_part("ppo", 1.01),
-    Part("written", "recording.written", [
+    Part("written", "calls.written", [
         *told(of(OURS, NATIVE), events=1_000_000),
         Case(TEN_MILLION, OURS, {"events": 10_000_000}, {"ESPER_ALLOC_BLACK_BOX": "256MiB"}),
     ], rounds=1, loops=True, rows=[
@@ -807,7 +789,7 @@ TOPICS: dict[str, Topic] = {
     "jobs": JOBS_TOPIC, "black_box": BLACK_BOX, "pair": PAIR, "threads": THREADS, "churn": CHURN,
     "malloc_times": MALLOC_TIMES, "startup": STARTUP, "captures": CAPTURES,
     "record_use_cost": RECORD_USE_COST, "automatic_uses": AUTOMATIC_USES, "auditor": AUDITOR,
-    "fence": FENCE, "sleep": SLEEP, "engines": ENGINES, "gather": GATHER,
+    "sleep": SLEEP, "engines": ENGINES, "gather": GATHER,
     "normalize": NORMALIZE, "cifar_envs": CIFAR_ENVS, "cudagraph_outputs": CUDAGRAPH_OUTPUTS,
     "stacks": STACKS, "explain": EXPLAIN, "colocated": COLOCATED,
 }  # fmt: skip

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,8 +23,8 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import IO, Any
 
 from common import OURS, Rounds, workers
@@ -69,27 +69,9 @@ def end_with(parent: int) -> None:
 
 def in_a_child(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `measure` finds in a child of this process. Raises where it ends badly."""
-    ours, its = os.pipe()
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            end_with(parent)
-            os.write(its, json.dumps(measure()).encode())
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)  # nothing of the parent's is ended here
-    os.close(its)
-    with os.fdopen(ours) as pipe:
-        told = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise RuntimeError(f"a child ended with status {os.waitstatus_to_exitcode(status)}")
-    return json.loads(told)
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, fork, end_with, (os.getpid(),)) as child:
+        return child.submit(measure).result()
 
 
 def in_children(

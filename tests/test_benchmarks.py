@@ -106,7 +106,6 @@ ANSWERED = {
     "jobs": ("replayed peak reserved", "changes of reserved memory"),
     "pair": (r"allocate\(\) and drop",),
     "pipeline": ("simulated device",),
-    "sleep": ("PPO in turns: device memory", "GPT-2: a sleep", ": a turn$"),
 }  # fmt: skip
 
 
@@ -166,7 +165,7 @@ def test_parts_have_functions_that_take_what_they_are_told() -> None:
                 assert given <= known.keys(), (name, part.name)
                 needed = {key for key, one in known.items() if one.default is one.empty}
                 assert needed <= given | told, (name, part.name)
-            assert topic.settings.keys() <= known.keys() or name == "sleep"
+            assert topic.settings.keys() <= known.keys()
 
 
 def test_cases_differ_in_what_the_worker_is_told() -> None:
@@ -234,8 +233,8 @@ def test_a_case_that_gives_nothing_is_named_and_one_left_out_says_why(
     [run_of] = json.loads(out.read_text())["runs"]
     cases = ("torch_memory_saver", "torch_memory_saver, by default")
     assert run_of["left_out"] == dict.fromkeys(cases, why)
-    assert main(monkeypatch, "sleep", "--part", "training", "--out", str(out)) == 1
-    assert "training: left out, the package transformers" in capsys.readouterr().out
+    assert main(monkeypatch, "colocated", "--part", "step", "--out", str(out)) == 1
+    assert "step: left out, the package vllm" in capsys.readouterr().out
 
 
 #: In place of run.py --worker: fails, or reports where it is told to.
@@ -661,11 +660,16 @@ def test_a_worker_that_fails_or_hangs_is_left_out(
     assert "half a line" in printed and "hangs: no result within 20 s" in printed
 
 
+IMPORTED: list[str] = []
+
+
+def measure_imported() -> dict[str, int]:
+    return {"pid": os.getpid(), "imported": len(IMPORTED)}
+
+
 def test_each_measurement_has_a_process_of_its_own() -> None:
     turns = load("turns")
-    imported: list[str] = []
-    measure = lambda: {"pid": os.getpid(), "imported": len(imported)}  # noqa: E731
-    children = turns.in_children("native", measure, lambda: imported.append("torch"))
+    children = turns.in_children("native", measure_imported, lambda: IMPORTED.append("torch"))
     assert next(children) == {}
     first, second = next(children), next(children)
     assert len({os.getpid(), first["pid"], second["pid"]}) == 3

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("common", "measuring", "models", "jobs", "startup"):
+    for name in ("common", "measuring", "models", "jobs"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import models
 
