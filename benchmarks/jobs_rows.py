@@ -5,14 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
 
 from common import NATIVE, OURS, PEERS, Options, Rounds, Row, medians
 
 AGAIN = f"{NATIVE}, run again"
 LEAST, FASTEST = "least peak allocated of any peer", "fastest peer"
 GOAL, OR_MIB = 1.04, 256.0  # of peak reserved, whichever allows more
-AIM, AIM_FROM_MIB = 1.02, 1024
 #: Figures of the whole process.
 PEAKS = ("peak_allocated_mib", "peak_reserved_mib")
 
@@ -76,9 +74,7 @@ def job_rows(job: str, by_place: bool, rounds: Rounds, options: Options) -> Iter
     title = title_of(job, options.segments)
     reserved = ("peak reserved", "MiB", "peak_reserved_mib")
     live = medians(rounds, reserved[2]).get(LEAST)
-    peak: dict[str, Any] = {"peer_is": least(rounds, "peak_allocated_mib")}
-    if live and live > AIM_FROM_MIB:
-        peak["aim"] = AIM
+    peak = {"peer_is": least(rounds, "peak_allocated_mib")}
     goal = max(GOAL, 1 + OR_MIB / live) if live else GOAL
     yield Row(f"{title}: peak reserved", *reserved[1:], OURS, LEAST, goal, more=peak)
     fastest = {"peer_is": least(rounds, "step_ms")}

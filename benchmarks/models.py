@@ -73,7 +73,7 @@ def trainer(
     return step
 
 
-def gpt2(small: bool) -> Callable[[], Any]:
+def gpt2(small: bool) -> Callable[..., Any]:
     """One step of a Hugging Face GPT-2 (124 M parameters) on 8 sequences of 1,024 tokens, bf16
     autocast, AdamW."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -88,10 +88,10 @@ def gpt2(small: bool) -> Callable[[], Any]:
     step = trainer(model, lambda ids: model(input_ids=ids, labels=ids).loss, weight_decay=0.1)
     tokens = [torch.randint(config.vocab_size, (batch, length), device="cuda") for _ in range(4)]
     turns = itertools.cycle(tokens)
-    return lambda: step(next(turns))
+    return lambda number=0: step(next(turns))
 
 
-def resnet50(small: bool) -> Callable[[], Any]:
+def resnet50(small: bool) -> Step:
     """One step of torchvision's ResNet-50 on 224 x 224 images, bf16 autocast, AdamW."""
     from torchvision.models import resnet50 as make
 
@@ -102,7 +102,7 @@ def resnet50(small: bool) -> Callable[[], Any]:
     targets = [torch.randint(1000, (batch,), device="cuda") for _ in range(2)]
     turns = itertools.cycle(zip(images, targets))
     step = trainer(model, lambda x, wanted: functional.cross_entropy(model(x), wanted), lr=1e-3)
-    return lambda: step(*next(turns))
+    return lambda number: step(*next(turns))
 
 
 def ppo(small: bool) -> Step:
@@ -583,16 +583,11 @@ def resolutions(small: bool) -> Step:
 
 
 # --- all of them ---
-def alike(step: Callable[[], Any]) -> Step:
-    """The step of a job of which every step is alike."""
-    return lambda number: step()
-
-
 JOBS: dict[str, Job] = {
-    "gpt2": Job(lambda small: alike(gpt2(small)), 10, 4, strict=True),
+    "gpt2": Job(gpt2, 10, 4, strict=True),
     "llama_varlen": Job(llama_varlen, 40, 6, strict=True),
     "llama_decode": Job(llama_decode, 300, 12),
-    "resnet50": Job(lambda small: alike(resnet50(small)), 10, 4),
+    "resnet50": Job(resnet50, 10, 4),
     "ppo": Job(ppo, 5, 3),
     "moe": Job(moe, 12, 3, strict=True),
     "resolutions": Job(resolutions, 16, 3),

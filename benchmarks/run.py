@@ -128,7 +128,7 @@ class Command:
             return False
         if self.results.run is None:
             self.results.describe(first["machine"])
-        self.results.leave_out({**left_out, **first.get("left_out", {})})
+        self.results.leave_out(left_out)
         for row in part.rows(rounds, self.options) if callable(part.rows) else part.rows:
             if not (isinstance(row.peer, str) and row.peer in left_out):
                 self.results.add(row, rounds)

@@ -17,10 +17,10 @@ import argparse
 import contextlib
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import random
+import runpy
 import sys
 import time
 import traceback
@@ -166,11 +166,7 @@ def text_of(output: Any) -> str:
 
 def load(name: str) -> Callable[[Run], None]:
     """The function of a program. By its path: no library finds programs for modules of its own."""
-    spec = importlib.util.spec_from_file_location(f"stack_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[[Run], None] = module.program
+    found: Callable[[Run], None] = runpy.run_path(str(FOLDER / f"{name}.py"))["program"]
     return found
 
 

@@ -404,26 +404,23 @@ AUTOMATIC_USES = Topic(
     ]),
 )  # fmt: skip
 SANITIZER = "torch.cuda._sanitizer"
-BUGS, CORRECT = "bugs missed", "correct programs reported"
 
 
 def corpus_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
-    """A row for each program: of a bug, 1 if it was missed; else how much was reported. The
-    sanitizer knows no kinds, so any report at the bug's line counts for it."""
-    found = rounds[0]["corpus"]
-    totals = {BUGS: [0, 0, 0], CORRECT: [0, 0, 0]}
-    for name, (said, reported) in found["audit"].items():
-        _, raced = found["sanitizer"][name]
+    """The sanitizer knows no kinds, so any report at a bug's line counts for it."""
+    corpus = rounds[0]["corpus"]
+    bugs, correct = [], []
+    for name, (said, reported) in corpus["audit"].items():
+        _, raced = corpus["sanitizer"][name]
         if said:
-            missed = not {line for _, line in said} <= {line for _, line in raced}
-            total, unit, ours, peer = BUGS, "missed", int(reported != said), int(missed)
+            found = {line for _, line in said} <= {line for _, line in raced}
+            bugs.append((reported != said, not found))
         else:
-            total, unit, ours, peer = CORRECT, "reports", len(reported), len(raced)
-        yield Row(f"{unit}: {name}", unit, "", ours, peer, 0, "ours", peer_name=SANITIZER)
-        for i, more in enumerate((1, bool(ours), bool(peer))):
-            totals[total][i] += more
-    for name, (count, ours, peer) in totals.items():
-        yield Row(f"{name}, of {count}", "programs", "", ours, peer, 0, "ours", peer_name=SANITIZER)
+            correct.append((bool(reported), bool(raced)))
+    for name, programs in (("bugs missed", bugs), ("correct programs reported", correct)):
+        ours, peer = (float(sum(side)) for side in zip(*programs))
+        name = f"{name}, of {len(programs)}"
+        yield Row(name, "programs", "", ours, peer, 0, "ours", peer_name=SANITIZER)
 
 
 AUDITED = {"peer_key": "alone", "peer_name": "no audit"}
