@@ -66,8 +66,6 @@ def threads(allocator: str, most: int, milliseconds: int) -> dict[str, Any]:
 
 # --- among many live blocks --------------------------------------------------
 LEAST = 9  # all blocks have 2^9 bytes or more
-
-
 #: How many blocks, of up to 2^most bytes, and the power of u by which the exponent is drawn.
 SETTINGS = (*((live, 23, 2) for live in (100, 1_000, 10_000, 100_000)), (1_000_000, 16, 1))
 
@@ -165,8 +163,8 @@ def first(allocator: str) -> dict[str, Any]:
 
 # --- writing what the calls were ---------------------------------------------
 def written(allocator: str, events: int, small: bool = False) -> dict[str, Any]:
-    """Mallocs and frees among 1,000 live blocks of up to 1 MiB, `events` together, without stacks: s to write
-    their history to a file, bytes an event, and s to read it and compute esper-alloc's page."""
+    """Mallocs and frees among 1,000 live blocks of up to 1 MiB, `events` together, without stacks:
+    s to write their history to a file, bytes an event, and s to read it and make a page of it."""
     events = 20_000 if small else events
     use_allocator(allocator)
     torch.zeros(1, device="cuda")

@@ -224,13 +224,11 @@ def simulator(allocator: str) -> dict[str, Any]:
     use_allocator(allocator)
     from esper_alloc import cudagraph_outputs
 
-    make = example("simulator").Simulator
-    run_by = {mode: make(SIZE, "cuda", torch.float32, mode)
-              for mode in ("eager", "default", "reduce-overhead")}  # fmt: skip
+    make = partial(example("simulator").Simulator, SIZE, "cuda", torch.float32)
     variants = {
-        "eager": run_by["eager"],
-        "compiled without graphs": run_by["default"],
-        "graphs": cudagraph_outputs(run_by["reduce-overhead"]),
+        "eager": make("eager"),
+        "compiled without graphs": make("default"),
+        "graphs": cudagraph_outputs(make("reduce-overhead")),
     }
     angles = [[0.001 * turn, -0.002 * turn] for turn in range(8)]
     inputs = [torch.tensor(one, device="cuda") for one in angles]

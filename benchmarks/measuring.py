@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import statistics
 import subprocess
 import sys
 import time
@@ -109,10 +108,3 @@ def ms_a_step(step: Callable[[], object], steps: int) -> float:
             step()
 
     return seconds_of(work) * 1e3 / steps
-
-
-def median_ms(work: Callable[[], object], repeats: int, warm: int = 0) -> float:
-    """Milliseconds of `work`, the median of the repeats, `warm` of which come first and do not
-    count."""
-    taken = [seconds_of(work) * 1e3 for _ in range(warm + repeats)]
-    return statistics.median(taken[warm:])

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from common import MIB
-from measuring import machine, median_ms, ms_a_step, use_allocator
+from measuring import machine, ms_a_step, seconds_of, use_allocator
 
 
 def mark(marks: str, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
@@ -223,7 +223,7 @@ def prefetch(allocator: str, marks: str, layers: int, small: bool = False) -> di
         batches = 8 if small else BATCHES
         base = Base()
         job.run(min(10, batches))
-        taken = median_ms(lambda: job.run(batches), REPEATS)
+        taken = [seconds_of(lambda: job.run(batches)) * 1e3 for _ in range(REPEATS)]
         peaks = base.peaks()
         job.run(batches, wait=True)
         wanted = job.figures.clone()
@@ -232,7 +232,12 @@ def prefetch(allocator: str, marks: str, layers: int, small: bool = False) -> di
         job.run(batches)
         torch.cuda.synchronize()
         wrong = int((job.figures != wanted).sum())
-    return {"machine": machine(), "batch_ms": taken / batches, **peaks, "wrong": wrong}
+    return {
+        "machine": machine(),
+        "batch_ms": statistics.median(taken) / batches,
+        **peaks,
+        "wrong": wrong,
+    }
 
 
 # --- copies in and out, beside computation -----------------------------------

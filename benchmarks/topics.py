@@ -263,6 +263,7 @@ JOBS_TOPIC = Topic(
     *map(job_part, JOBS),
     rounds=60,
 )
+
 # --- calls -------------------------------------------------------------------
 RAW, EMPTY = "raw_alloc + raw_delete, ", "torch.empty and drop, 4 KiB"
 PAIR = Topic(
@@ -297,7 +298,7 @@ LIVE = (
 
 
 def churn_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
-    """Of what there was room for. The cost grows no faster than the logarithm."""
+    """Of what was measured. The cost grows no faster than the logarithm."""
     there = [one for one in LIVE if column(rounds, OURS, f"{one}: ns")]
     for one in there:
         yield from beside_peers((f"free and malloc among {one}", "ns", f"{one}: ns", 0.3))

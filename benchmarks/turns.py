@@ -8,7 +8,7 @@ libraries read the choice of an allocator from the environment as they are loade
 
 The measuring side hands take_turns() an iterator; the conducting side is turns(). What wants a
 fresh process each time measures in_children(): forked ones of a process that has imported what they
-need and not touched the GPU.
+need and not touched the GPU. Or each measurement is a worker of its own, which imports anew.
 """
 
 from __future__ import annotations
