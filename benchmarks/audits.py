@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import subprocess
@@ -11,12 +10,11 @@ from typing import Any
 
 import torch
 from common import MIB, ROOT
-from measuring import machine, median_ms, ms_a_step, use_allocator
+from measuring import machine, ms_a_step, use_allocator
 from models import gpt2
 
 TURNS, STEPS = 7, 5
 PROGRAMS = ROOT / "tests" / "audit" / "programs.py"
-WARM_STEPS, TIMED_STEPS = 3, 10  # beside a fence
 
 
 def corpus(*options: str) -> dict[str, Any]:
@@ -32,40 +30,29 @@ def corpus(*options: str) -> dict[str, Any]:
     return found
 
 
-def steps(allocator: str, small: bool = False) -> dict[str, Any]:
-    """ms of a step of GPT-2 alone and audited: medians over turns."""
+def steps(allocator: str, fence: bool = False, small: bool = False) -> dict[str, Any]:
+    """ms of a step of GPT-2 alone and audited: medians over turns; and the MiB reserved."""
     import esper_alloc
 
     use_allocator(allocator)
     step = gpt2(small)
-    taken: dict[str, list[float]] = {"alone": [], "audited": []}
     ms_a_step(step, STEPS)
+    alone_mib = torch.cuda.max_memory_reserved() / MIB
+    taken: dict[str, list[float]] = {"alone": [], "audited": []}
     for _ in range(TURNS):
         taken["alone"].append(ms_a_step(step, STEPS))
-        with esper_alloc.audit():
+        with esper_alloc.audit(fence=fence):
             step()  # its lines are new to the audit
             taken["audited"].append(ms_a_step(step, STEPS))
-    return {"machine": machine(), **{name: statistics.median(ms) for name, ms in taken.items()}}
+    return {
+        "machine": machine(),
+        **{name: statistics.median(ms) for name, ms in taken.items()},
+        "alone_mib": alone_mib,
+        "audited_mib": torch.cuda.max_memory_reserved() / MIB,
+    }
 
 
 def programs(allocator: str) -> dict[str, Any]:
     """What the auditor finds in the programs of the corpus, and torch.cuda._sanitizer."""
     found = {"audit": corpus("--unmarked"), "sanitizer": corpus("--unmarked", "--sanitizer")}
     return {"machine": machine(), **found}
-
-
-def fence(allocator: str, kind: str, small: bool = False) -> dict[str, Any]:
-    """A step of GPT-2 and what is reserved: kind is no audit, audit or fence."""
-    import esper_alloc
-
-    use_allocator(allocator)
-    step = gpt2(small)
-    context: Any = contextlib.nullcontext()
-    if kind != "no audit":
-        context = esper_alloc.audit(fence=kind == "fence")
-    with context:
-        ms_a_step(step, WARM_STEPS)
-        torch.cuda.reset_peak_memory_stats()
-        step_ms = median_ms(step, TIMED_STEPS)
-        reserved = torch.cuda.max_memory_reserved() / MIB
-    return {"machine": machine(), "step_ms": step_ms, "mib": reserved}

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from common import MIB, NATIVE, ROOT
-from measuring import choose_allocator, device_used_mib, machine, seconds_of
+from common import MIB, NATIVE
+from measuring import choose_allocator, device_used_mib, example, machine, seconds_of
 
 SMALL = ["--size", "tiny", "--prompts", "4", "--prompt", "16", "--answer", "8", "--steps", "2"]
 ASLEEP = ("engine sleeps", "trainer wakes", "engine wakes, weights", "trainer sleeps",
           "engine wakes, cache")  # fmt: skip
 
 
-def example() -> ModuleType:
-    name = "colocated_step"
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def step(
     allocator: str, flags: tuple[str, ...] = (), model: str = "3b", small: bool = False
 ) -> dict[str, Any]:
     """Means over steps but the first, s: of a step, and of all sleeping and waking in it."""
-    module = example()
+    module = example("colocated_step")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "step.json")
         native = ["--native"] if allocator == NATIVE else []
@@ -66,7 +54,7 @@ def cycles(
     """An engine alone sleeps (level 1) and wakes. s of a sleep and of a wake; how many tokens of a
     greedy answer differ afterwards; MiB by which device and host memory grew after ten cycles;
     device memory in use while it sleeps."""
-    module = example()
+    module = example("colocated_step")
     count = 12 if small else count
     native = ["--native"] if allocator == NATIVE else []
     options = module.parsed(["--size", "tiny" if small else model, *native])

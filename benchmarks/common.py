@@ -57,9 +57,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 MIB = 1 << 20
 
 CAPTURE_REUSE = "native, graph_capture_record_stream_reuse"
-RMM = "RMM's pool"
 #: Whom a benchmark compares with where nothing speaks against it.
-PEERS = (NATIVE, EXPANDABLE, ASYNC, RMM)
+PEERS = (NATIVE, EXPANDABLE, ASYNC)
 #: How far the high end of the interval may be above a goal of the kind "no_more".
 NO_MORE_ABOVE = 0.02
 
@@ -69,22 +68,16 @@ NO_MORE_ABOVE = 0.02
 class Case:
     """One side of a comparison: an allocator, and what the measuring function is told.
 
-    It is left out where the package `needs` is not installed.
+    It is left out where a package that it needs is not installed. `once`: it is measured in the
+    first round alone.
     """
 
     name: str
     allocator: str
     how: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    needs: str = ""
-
-
-def everybody(**environment: str) -> tuple[Case, ...]:
-    """Ours and every peer."""
-    return tuple(
-        Case(name, name, environment=environment, needs="rmm" if name == RMM else "")
-        for name in (OURS, *PEERS)
-    )
+    needs: Sequence[str] = ()
+    once: bool = False
 
 
 #: A side of a row: a case, whose figure is taken, or values.
@@ -140,7 +133,7 @@ class Part:
     imports: the job of models.py whose packages are imported before children are forked.
     warm_up: rounds that are measured beside those that were asked for, of which one is measured
         however short the time is.
-    tight: no case is begun for which there is less time left than the longest took.
+    tight, may_fail: as turns() in turns.py explains.
     derive: makes of the rounds what rows are made of.
     conduct: measures the rounds itself, and is called as Command.measure() in run.py.
     """
@@ -155,12 +148,12 @@ class Part:
     same_cores: bool = False
     imports: str = ""
     warm_up: int = 0
-    together: bool = False
     timeout: float = 300.0
     loops: bool = False
     gpus: int = 1
     by_default: bool = True
     tight: bool = False
+    may_fail: bool = False
     derive: Callable[[Rounds], Rounds] = lambda rounds: rounds
     conduct: Callable[..., Rounds] | None = None
 

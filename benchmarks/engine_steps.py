@@ -126,7 +126,9 @@ def llama(how: How) -> Engine:
     ddp = how.engine.startswith("ddp")
     if ddp:
         ids = [how.rank] if how.cuda else None
-        model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        model = DistributedDataParallel(
+            model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
         if how.engine == "ddp_bf16":
             model.register_comm_hook(None, bf16_compress_hook)
     else:
@@ -141,8 +143,7 @@ def llama(how: How) -> Engine:
         ids = tokens[number % len(tokens), :, :length]
         with torch.autocast(how.device, dtype=torch.bfloat16, enabled=ddp):
             logits = model(ids)
-        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
-        return update(loss, optimizer)
+        return update(models.loss_of_next(logits, ids), optimizer)
 
     if "saved" in how.engine:
         step = saving(step, model, optimizer, how)
@@ -309,10 +310,8 @@ def expert_parallel(how: How) -> Engine:
     tokens = torch.randint(shape.vocabulary, (16, batch, shape.longest + 1), device=how.device)
 
     def step(number: int, length: int) -> torch.Tensor:
-        def mix(_: int, *qkv: torch.Tensor) -> torch.Tensor:
-            return models.attend(*(one.unflatten(0, (batch, length)) for one in qkv)).flatten(0, 1)
-
         ids = tokens[number % len(tokens)]
+        mix = models.together(batch, length)
         with torch.autocast(how.device, dtype=torch.bfloat16):
             hidden = model(ids[:, :length].flatten(), models.positions_of([length] * batch), mix)
             logits = model.logits(hidden)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
 
 from common import NATIVE, OURS, PEERS, Options, Rounds, Row, medians
 
 AGAIN = f"{NATIVE}, run again"
 LEAST, FASTEST = "least peak allocated of any peer", "fastest peer"
 GOAL, OR_MIB = 1.04, 256.0  # of peak reserved, whichever allows more
-AIM, AIM_FROM_MIB = 1.02, 1024
-#: Figures of the whole process, and such as the first pass alone has.
+#: Figures of the whole process.
 PEAKS = ("peak_allocated_mib", "peak_reserved_mib")
-ONCE = ("machine", "beyond_reserved_mib", "smi_beyond_reserved_mib")
 
 
 def title_of(job: str, segments: str | None) -> str:
@@ -33,7 +30,7 @@ def passes(measured: Rounds) -> Rounds:
         for case, figures in one.items():
             figures |= {key: measured[-1].get(case, figures)[key] for key in PEAKS}
     for case, found in rounds[0].items():
-        found |= {key: warm_up[case].get(key) for key in ONCE}
+        found["machine"] = warm_up[case].get("machine")
         found["first_step_ms"] = warm_up[case]["step_ms"]
     return rounds
 
@@ -77,9 +74,7 @@ def job_rows(job: str, by_place: bool, rounds: Rounds, options: Options) -> Iter
     title = title_of(job, options.segments)
     reserved = ("peak reserved", "MiB", "peak_reserved_mib")
     live = medians(rounds, reserved[2]).get(LEAST)
-    peak: dict[str, Any] = {"peer_is": least(rounds, "peak_allocated_mib")}
-    if live and live > AIM_FROM_MIB:
-        peak["aim"] = AIM
+    peak = {"peer_is": least(rounds, "peak_allocated_mib")}
     goal = max(GOAL, 1 + OR_MIB / live) if live else GOAL
     yield Row(f"{title}: peak reserved", *reserved[1:], OURS, LEAST, goal, more=peak)
     fastest = {"peer_is": least(rounds, "step_ms")}
@@ -96,12 +91,6 @@ def job_rows(job: str, by_place: bool, rounds: Rounds, options: Options) -> Iter
             name, slower = f"{over}, within native's own spread", max(means[NATIVE], means[AGAIN])
             yield Row(name, "ms", "", means[OURS], slower, 1.0, peer_name="native's slower run")
     yield Row(f"{title}: peak allocated", "MiB", "peak_allocated_mib", OURS, LEAST)
-    for name, key in (
-        ("device memory in use beyond reserved", "beyond_reserved_mib"),
-        ("nvidia-smi's memory in use beyond reserved", "smi_beyond_reserved_mib"),
-    ):
-        if OURS in medians(rounds, key):
-            yield Row(f"{title}: {name}", "MiB", key, OURS, NATIVE, 2.0, "difference")
     ours = output_differences(rounds, OURS)
     if ours:
         peers = output_differences(rounds, *(one for one in PEERS if one != NATIVE))
@@ -113,5 +102,3 @@ def job_rows(job: str, by_place: bool, rounds: Rounds, options: Options) -> Iter
         if any(peer in one for one in rounds):
             yield Row(f"{title}: peak reserved", *reserved[1:], OURS, peer)
             yield Row(f"{title}: step time", *step, peer)
-            first = f"{title}: step time of the first pass"
-            yield Row(first, "ms", "first_step_ms", OURS, peer)

@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Sequence
 from ctypes import c_char_p, c_double, c_int, c_long, c_size_t, c_uint32, c_void_p
 from hashlib import sha256
 from pathlib import Path
@@ -114,12 +113,10 @@ def churn(live: int, *how: float, rounds: int, longest: float) -> list[float]:
     return list(ns)
 
 
-def times_ns(packed: bytes, slots: int, streams: int) -> tuple[Sequence[int], Sequence[int]]:
-    """ns of each malloc of a recorded job, and of each free."""
+def times_ns(packed: bytes, slots: int, streams: int) -> list[int]:
+    """ns of each malloc of a recorded job."""
     count = len(packed) // OPERATION
     times = (c_uint32 * count)()
     call("times_ns", bytes(packed), count, slots, streams, times)
-    of_codes = list(zip(packed[::OPERATION], times))  # the first byte is the code
-    return [ns for code, ns in of_codes if code == 0], [
-        ns for code, ns in of_codes if code in (1, 2)
-    ]
+    codes = packed[::OPERATION]  # the first byte of each
+    return [ns for code, ns in zip(codes, times) if code == 0]

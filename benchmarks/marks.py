@@ -1,4 +1,4 @@
-"""Marks, and uses that are seen: how precise they are, and what they cost."""
+"""Marks, and uses that are seen: what they cost, also in a captured graph."""
 
 from __future__ import annotations
 
@@ -15,109 +15,16 @@ from measuring import machine, use_allocator
 from models import gpt2
 from streams import mark
 
-# --- when dropped memory serves again ----------------------------------------
-ELEMENTS = 16 * MIB  # of int32: 64 MiB
-READ_MS, UNRELATED_MS = 2.0, 50.0
-TRIES = 20
+# --- the memory of a captured graph ------------------------------------------
+GRAPH_ELEMENTS, STRIDE = 4 * MIB, 4096  # of float32: 16 MiB
+LAYERS, JOIN_AFTER = 32, 2
+CAPTURES, REPLAYS = 7, 5
 
 
 def over(tries: Sequence[dict[str, float]], first: int = 0) -> dict[str, float]:
     """Medians of the figures from try `first` on; what is wrong, of all tries together."""
     found = {key: statistics.median(one[key] for one in tries[first:]) for key in tries[0]}
     return {**found, "wrong": sum(one["wrong"] for one in tries)}
-
-
-@torch.no_grad()
-def precision(allocator: str, marks: str) -> dict[str, Any]:
-    """serves_again_ms: from the drop until the memory serves again. grown_mib: what the next
-    allocation took from the device. wrong: elements that the reader got wrong."""
-    use_allocator(allocator)
-    main, cycles_per_ms = torch.cuda.current_stream(), _cycles_per_ms()
-    side = _beside(main, cycles_per_ms)
-    out = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
-
-    def sleep(milliseconds: float) -> None:
-        torch.cuda._sleep(int(milliseconds * cycles_per_ms))
-
-    def once(value: int) -> dict[str, float]:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        x = torch.full((ELEMENTS,), value, dtype=torch.int32, device="cuda")
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            sleep(READ_MS)
-            out.copy_(x)
-        mark(marks, x, side)
-        with torch.cuda.stream(side):
-            sleep(UNRELATED_MS)
-        before = torch.cuda.memory_stats()
-        start, written = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        address = x.data_ptr()
-        del x
-        dropped = time.perf_counter()
-        start.record()
-        z = torch.empty(ELEMENTS, dtype=torch.int32, device="cuda")
-        z.fill_(-value)
-        written.record()
-        written.synchronize()
-        if z.data_ptr() == address:
-            serves_again = start.elapsed_time(written)
-        else:  # z is active beside it: wait until only z is
-            active = before["active_bytes.all.current"]
-            while torch.cuda.memory_stats()["active_bytes.all.current"] > active:
-                torch.empty(1, device="cuda")  # native looks for what is done at a malloc
-                if time.perf_counter() - dropped > 10:
-                    raise RuntimeError("the dropped memory never became free again")
-            serves_again = (time.perf_counter() - dropped) * 1e3
-        reserved = torch.cuda.memory_stats()["reserved_bytes.all.current"]
-        torch.cuda.synchronize()
-        return {
-            "serves_again_ms": serves_again,
-            "grown_mib": (reserved - before["reserved_bytes.all.current"]) / MIB,
-            "wrong": int((out != value).sum()),
-        }
-
-    once(1), once(2)  # everything warm
-    return {"machine": machine(), **over([once(value) for value in range(3, 3 + TRIES)])}
-
-
-def _cycles_per_ms() -> float:
-    """How many cycles torch.cuda._sleep needs for a millisecond, clocks up."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(50_000_000)
-    rates = []
-    for _ in range(5):
-        begin.record()
-        torch.cuda._sleep(5_000_000)
-        end.record()
-        end.synchronize()
-        rates.append(5_000_000 / begin.elapsed_time(end))
-    return max(rates)
-
-
-def _beside(main: torch.cuda.Stream, cycles_per_ms: float) -> torch.cuda.Stream:
-    """A stream whose waits do not block `main`: streams may share a hardware queue."""
-    probe = torch.zeros(1, device="cuda")
-    for _ in range(32):
-        side = torch.cuda.Stream()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(int(4 * cycles_per_ms))
-            probe.add_(1)
-        torch.cuda._sleep(1000)
-        done = torch.cuda.Event()
-        done.record(main)
-        done.synchronize()
-        if not side.query():
-            torch.cuda.synchronize()
-            return side
-    raise RuntimeError("no stream runs beside the current one")
-
-
-# --- the memory of a captured graph ------------------------------------------
-GRAPH_ELEMENTS, STRIDE = 4 * MIB, 4096  # of float32: 16 MiB
-LAYERS, JOIN_AFTER = 32, 2
-CAPTURES, REPLAYS = 7, 5
 
 
 @torch.no_grad()
@@ -188,9 +95,6 @@ def captures(allocator: str, marks: str) -> dict[str, Any]:
 # --- what a mark costs -------------------------------------------------------
 MARK_REPEATS, MARK_CALLS = 15, 2000
 C_ROUNDS, C_CALLS = 15, 5000
-HELD_UP = (1000, 10_000)  # tensors
-HELD_UP_SIZE = 1 << 12  # bytes of each: all together are within the allowance
-BESIDE = 200  # allocations
 
 
 def nanoseconds(call: Callable[[], object]) -> float:
@@ -208,28 +112,6 @@ def nanoseconds(call: Callable[[], object]) -> float:
     return statistics.median(figures)
 
 
-def beside_pending(count: int) -> float:
-    """ns an allocation beside `count` tensors that a busy stream holds up, the median."""
-    side = torch.cuda.Stream()
-    figures = []
-    for _ in range(5):
-        held = [torch.empty(HELD_UP_SIZE, dtype=torch.uint8, device="cuda") for _ in range(count)]
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(500_000_000)  # longer than the rest takes
-        for one in held:
-            one.record_stream(side)
-        del one
-        held.clear()
-        begin = time.perf_counter_ns()
-        kept = [torch.empty(HELD_UP_SIZE, dtype=torch.uint8, device="cuda") for _ in range(BESIDE)]
-        figures.append((time.perf_counter_ns() - begin) / BESIDE)
-        if side.query():
-            raise RuntimeError("the stream was idle before the allocations were over")
-        del kept
-        torch.cuda.synchronize()
-    return statistics.median(figures)
-
-
 @torch.no_grad()
 def mark_costs(allocator: str) -> dict[str, Any]:
     """ns of each."""
@@ -237,13 +119,8 @@ def mark_costs(allocator: str) -> dict[str, Any]:
     side = torch.cuda.Stream()
     x = torch.empty(1024, device="cuda")
 
-    def stream_eight() -> None:
-        for one in [torch.empty(1024, device="cuda") for _ in range(8)]:
-            one.record_stream(side)
-
     cases: dict[str, Callable[[], object]] = {
         "record_stream, cycle": lambda: torch.empty(1024, device="cuda").record_stream(side),
-        "record_stream, eight": stream_eight,
         "record_stream, call": lambda: x.record_stream(side),
     }
     if allocator == OURS:
@@ -257,19 +134,12 @@ def mark_costs(allocator: str) -> dict[str, Any]:
         cases |= {
             "record_use, call": lambda: record_use(y, side),
             "record_use, cycle": lambda: record_use(torch.empty(1024, device="cuda"), side),
-            "record_use, eight": lambda: record_use(
-                [torch.empty(1024, device="cuda") for _ in range(8)], side
-            ),
             "using, cycle": using_cycle,
         }
     gc.disable()
-    figures: dict[str, Any] = {}
-    for name, call in cases.items():
-        figures[name] = nanoseconds(call) / (8 if "eight" in name else 1)
+    figures = {name: nanoseconds(call) for name, call in cases.items()}
     if allocator == OURS:
         figures |= loops.mark_costs(C_ROUNDS, C_CALLS)
-    for count in HELD_UP:  # last: they leave thousands of blocks behind
-        figures[f"beside {count:,}"] = beside_pending(count)
     return {"machine": machine(), **figures}
 
 
@@ -277,18 +147,15 @@ def mark_costs(allocator: str) -> dict[str, Any]:
 REPEATS, CALLS = 31, 2000
 STEP_REPEATS, STEPS = 15, 5
 KINDS = ("marked", "automatic")
-LIST = 100  # tensors
 
 Loop = Callable[[], object]
 
 
-def by_turns(
-    choose: Callable[[str], None], call: Loop, whole: bool = False, calls: int = CALLS
-) -> dict[str, float]:
+def by_turns(choose: Callable[[str], None], call: Loop, whole: bool = False) -> dict[str, float]:
     """Median ns of `call` with each kind of uses. `whole`: `call` is a step of a job, and is over
     when the device's queues are empty."""
     figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    repeats, calls = (STEP_REPEATS, STEPS) if whole else (REPEATS, calls)
+    repeats, calls = (STEP_REPEATS, STEPS) if whole else (REPEATS, CALLS)
     for repeat in range(repeats + 1):
         for kind in KINDS if repeat % 2 else reversed(KINDS):
             choose(kind)
@@ -303,17 +170,6 @@ def by_turns(
             if repeat:  # the first is to warm up
                 figures[kind].append(taken)
     return {kind: statistics.median(taken) for kind, taken in figures.items()}
-
-
-def operators() -> dict[str, Loop]:
-    """Calls of one operator each."""
-    a, b, out = (torch.ones(16, device="cuda") for _ in range(3))
-    many = [torch.ones(16, device="cuda") for _ in range(LIST)]
-    return {
-        "add": lambda: torch.add(a, b, out=out),
-        "view": lambda: a.view(4, 4),
-        "add of lists, a tensor": lambda: torch._foreach_add_(many, 1.0),
-    }
 
 
 def prefetching() -> Loop:
@@ -360,14 +216,13 @@ def automatic(allocator: str) -> dict[str, Any]:
         if kind == "automatic":
             _torch.observe_now()
 
-    def note_operators(where: str, calls: dict[str, Loop]) -> None:
+    def note_operators(where: str) -> None:
         for name, call in calls.items():
-            tensors = LIST if "lists" in name else 1
-            taken = by_turns(observe, call, calls=CALLS * 10 // (9 + tensors))
-            note(f"{name}, {where}", taken, tensors)
+            note(f"{name}, {where}", by_turns(observe, call))
 
+    a, b, out = (torch.ones(16, device="cuda") for _ in range(3))
+    calls = {"add": lambda: torch.add(a, b, out=out), "view": lambda: a.view(4, 4)}
     with torch.no_grad():
-        calls = operators()
         empty = by_turns(choose, lambda: torch.empty(1024, device="cuda"))
         note("torch.empty and drop, one stream", empty)
         note("add, one stream", by_turns(choose, calls["add"]))
@@ -375,17 +230,8 @@ def automatic(allocator: str) -> dict[str, Any]:
     assert not _torch.is_observing()
     with torch.no_grad():
         side = torch.cuda.Stream()
-        note_operators("at home", calls)
+        note_operators("at home")
         with torch.cuda.stream(side):
-            note_operators("elsewhere", calls)
-
-        x = torch.ones(16, device="cuda")
-
-        def use_and_drop() -> None:
-            y = torch.empty(16, device="cuda")
-            with torch.cuda.stream(side):
-                torch.add(x, x, out=y)
-
-        note_operators("dropped", {"add": use_and_drop})
+            note_operators("elsewhere")
     note("prefetching GPT-2 step", by_turns(observe, prefetching(), whole=True), 1e6)
     return {"machine": machine(), **figures}

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from common import ASYNC, CAPTURE_REUSE, MIB, NATIVE, OURS, RMM, ROOT, workers
+from common import ASYNC, CAPTURE_REUSE, MIB, NATIVE, OURS, ROOT, workers
 
 #: What each allocator needs in the environment before torch is imported.
 ENVIRONMENTS = {
     **workers.ENVIRONMENTS,
     CAPTURE_REUSE: {"PYTORCH_CUDA_ALLOC_CONF": "graph_capture_record_stream_reuse:True"},
-    RMM: {},
 }
 
 
@@ -30,12 +27,6 @@ def choose_allocator(name: str) -> None:
         esper_alloc.enable()
         if not esper_alloc.is_enabled():
             raise RuntimeError("esper_alloc.enable() returned, but it is not enabled")
-    elif name == RMM:
-        import torch
-        from rmm.allocators.torch import rmm_torch_allocator
-
-        _make_rmm_pool()
-        torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
     elif name not in ENVIRONMENTS:
         raise ValueError(f"unknown allocator {name!r}; known: {', '.join(ENVIRONMENTS)}")
 
@@ -46,56 +37,21 @@ def use_allocator(name: str) -> None:
 
     choose_allocator(name)
     torch.cuda.init()
-    if name not in (OURS, RMM):
+    if name != OURS:
         backend = torch.cuda.get_allocator_backend()
         expected = ASYNC if name == ASYNC else NATIVE
         if backend != expected:
             raise RuntimeError(f"asked for {name}, but torch runs on {backend!r}")
 
 
-#: RMM's own figures: of what its pool handed out, and of what that took.
-_rmm: tuple[Any, Any] | None = None
-
-
-def _make_rmm_pool() -> None:
-    """A new one, which grows from nothing, with RMM's own statistics above and below it."""
-    global _rmm
-    import rmm
-
-    below = rmm.mr.StatisticsResourceAdaptor(rmm.mr.CudaMemoryResource())
-    pool = rmm.mr.PoolMemoryResource(below, initial_pool_size=0)
-    above = rmm.mr.StatisticsResourceAdaptor(pool)
-    rmm.mr.set_current_device_resource(above)
-    _rmm = (above, below)
-
-
-def empty_cache() -> None:
-    """Gives back what is reserved. Nothing may be live: RMM's pool is replaced by a new one."""
-    import torch
-
-    torch.cuda.empty_cache()
-    if _rmm is not None:
-        torch.cuda.synchronize()
-        _make_rmm_pool()
-
-
 def memory_figures() -> dict[str, float]:
-    """MiB of this process, by its allocator: allocated and reserved at the most, reserved now, and
-    tries of malloc that needed a second one."""
+    """MiB of this process: allocated and reserved at the most; and mallocs that needed a second
+    try."""
     import torch
 
-    if _rmm is not None:
-        above, below = (one.allocation_counts for one in _rmm)
-        return {
-            "peak_allocated_mib": above.peak_bytes / MIB,
-            "peak_reserved_mib": below.peak_bytes / MIB,
-            "reserved_mib": below.current_bytes / MIB,
-            "retries": 0,
-        }
     return {
         "peak_allocated_mib": torch.cuda.max_memory_allocated() / MIB,
         "peak_reserved_mib": torch.cuda.max_memory_reserved() / MIB,
-        "reserved_mib": torch.cuda.memory_reserved() / MIB,
         "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
     }
 
@@ -106,23 +62,6 @@ def device_used_mib() -> float:
 
     free, total = torch.cuda.mem_get_info()
     return (total - free) / MIB
-
-
-def nvidia_smi(query: str, *options: str) -> str | None:
-    """The first word of its answer; None where it gives none."""
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *options]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return done.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return None
-
-
-def nvidia_smi_used_mib() -> float | None:
-    """The same as nvidia-smi says; None where it says nothing."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    found = nvidia_smi("memory.used", "-i", gpu)
-    return float(found) if found and found.isdigit() else None
 
 
 def machine() -> dict[str, str]:
@@ -136,7 +75,12 @@ def machine() -> dict[str, str]:
 @functools.cache
 def driver_version() -> str:
     """As nvidia-smi says it, which takes long enough to ask once, before children are forked."""
-    return nvidia_smi("driver_version") or "unknown"
+    command = "nvidia-smi --query-gpu=driver_version --format=csv,noheader".split()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "unknown"
 
 
 def example(name: str) -> Any:
@@ -164,10 +108,3 @@ def ms_a_step(step: Callable[[], object], steps: int) -> float:
             step()
 
     return seconds_of(work) * 1e3 / steps
-
-
-def median_ms(work: Callable[[], object], repeats: int, warm: int = 0) -> float:
-    """Milliseconds of `work`, the median of the repeats, `warm` of which come first and do not
-    count."""
-    taken = [seconds_of(work) * 1e3 for _ in range(warm + repeats)]
-    return statistics.median(taken[warm:])

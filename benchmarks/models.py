@@ -42,7 +42,6 @@ class Job:
     strict: bool = False
 
 
-# --- a Llama, in plain PyTorch -----------------------------------------------
 @dataclass(frozen=True)
 class Shape:
     vocabulary: int = 32000
@@ -56,66 +55,7 @@ class Shape:
 SMALL = Shape(vocabulary=256, width=64, layers=2, heads=4, hidden=128, longest=128)
 
 
-def llama(shape: Shape) -> torch.nn.Module:
-    """A Llama on the GPU: model(ids, caches) takes int64 [batch, length] and gives logits [batch,
-    length, vocabulary]. `caches`, where given, is a list of (keys, values) for each layer, which
-    the call replaces by longer ones: the new positions are concatenated."""
-    head = shape.width // shape.heads
-    rates = 10000.0 ** (-torch.arange(0, head, 2, device=DEVICE).float() / head)
-    angles = torch.arange(shape.longest, device=DEVICE).float()[:, None] * rates
-    cosine, sine = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-
-    def rotate(x: torch.Tensor, start: int) -> torch.Tensor:
-        c, s = (one[start : start + x.shape[2]].to(x.dtype) for one in (cosine, sine))
-        left, right = x.chunk(2, dim=-1)
-        return x * c + torch.cat((-right, left), dim=-1) * s
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before = nn.RMSNorm(shape.width)
-            self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
-            self.out = nn.Linear(shape.width, shape.width, bias=False)
-            self.between = nn.RMSNorm(shape.width)
-            self.up = nn.Linear(shape.width, 2 * shape.hidden, bias=False)
-            self.down = nn.Linear(shape.hidden, shape.width, bias=False)
-
-        def forward(self, x: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
-            batch, length, _ = x.shape
-            start = cache[0].shape[2] if cache else 0
-            q, k, v = (
-                one.view(batch, length, shape.heads, head).transpose(1, 2)
-                for one in self.qkv(self.before(x)).chunk(3, dim=-1)
-            )
-            q, k = rotate(q, start), rotate(k, start)
-            if cache:
-                k, v = torch.cat((cache[0], k), dim=2), torch.cat((cache[1], v), dim=2)
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=length > 1)
-            x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, shape.width))
-            gate, up = self.up(self.between(x)).chunk(2, dim=-1)
-            return x + self.down(functional.silu(gate) * up), (k, v)
-
-    class Llama(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(shape.vocabulary, shape.width)
-            self.layers = nn.ModuleList(Layer() for _ in range(shape.layers))
-            self.last = nn.RMSNorm(shape.width)
-            self.logits = nn.Linear(shape.width, shape.vocabulary, bias=False)
-
-        def forward(self, ids: torch.Tensor, caches: list[Any] | None = None) -> torch.Tensor:
-            x = self.embed(ids)
-            for number, layer in enumerate(self.layers):
-                x, cache = layer(x, caches[number] if caches is not None else None)
-                if caches is not None:
-                    caches[number] = cache
-            return self.logits(self.last(x))
-
-    with torch.device(DEVICE):
-        return Llama()
-
-
-# --- the jobs of fixed sizes, and those that grow ---
+# --- the jobs of fixed sizes ---
 def trainer(
     model: nn.Module, loss_of: Callable[..., torch.Tensor], lr: float = 3e-4, **adam: Any
 ) -> Callable[..., torch.Tensor]:
@@ -133,33 +73,25 @@ def trainer(
     return step
 
 
-def gpt2(small: bool, length: int = 1024) -> Callable[..., Any]:
-    """One step of a Hugging Face GPT-2 (124 M parameters), bf16 autocast, AdamW.
-
-    step(batch) takes as many sequences of `length` tokens; by default 8.
-    """
+def gpt2(small: bool) -> Callable[..., Any]:
+    """One step of a Hugging Face GPT-2 (124 M parameters) on 8 sequences of 1,024 tokens, bf16
+    autocast, AdamW."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config()
-    most = 8
+    config, batch, length = GPT2Config(), 8, 1024
     if small:
         config = GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=2, n_positions=64)
-        most, length = 2, 64
+        batch, length = 2, 64
     config.use_cache = False
     with torch.device("cuda"):
         model = GPT2LMHeadModel(config).train()
-    train = trainer(model, lambda ids: model(input_ids=ids, labels=ids).loss, weight_decay=0.1)
-    tokens = [torch.randint(config.vocab_size, (most, length), device="cuda") for _ in range(4)]
+    step = trainer(model, lambda ids: model(input_ids=ids, labels=ids).loss, weight_decay=0.1)
+    tokens = [torch.randint(config.vocab_size, (batch, length), device="cuda") for _ in range(4)]
     turns = itertools.cycle(tokens)
-
-    def step(batch: int = most) -> torch.Tensor:
-        ids = next(turns)
-        return train(ids if batch == most else ids[:1].expand(batch, length).contiguous())
-
-    return step
+    return lambda number=0: step(next(turns))
 
 
-def resnet50(small: bool) -> Callable[[], Any]:
+def resnet50(small: bool) -> Step:
     """One step of torchvision's ResNet-50 on 224 x 224 images, bf16 autocast, AdamW."""
     from torchvision.models import resnet50 as make
 
@@ -170,70 +102,7 @@ def resnet50(small: bool) -> Callable[[], Any]:
     targets = [torch.randint(1000, (batch,), device="cuda") for _ in range(2)]
     turns = itertools.cycle(zip(images, targets))
     step = trainer(model, lambda x, wanted: functional.cross_entropy(model(x), wanted), lr=1e-3)
-    return lambda: step(*next(turns))
-
-
-def varlen_schedule(steps: int, sequences: int, longest: int) -> list[tuple[int, int]]:
-    """(batch, length) of each step, of 64 tokens or more; some step has the most of both."""
-    draw = random.Random(7)
-    drawn = [(draw.randint(1, sequences), draw.randint(64, longest)) for _ in range(steps)]
-    drawn[steps * 2 // 3] = (sequences, longest)
-    return drawn
-
-
-def llama_trainer(shape: Shape) -> Callable[[int, int], Any]:
-    """step(batch, length): one training step, bf16 autocast, AdamW; gives the loss."""
-    model = llama(shape).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    tokens = torch.randint(shape.vocabulary, (64, shape.longest), device=DEVICE)
-
-    def step(batch: int, length: int) -> torch.Tensor:
-        ids = tokens[:batch, :length]
-        if batch > len(tokens):
-            ids = tokens[:1, :length].expand(batch, length).contiguous()
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(DEVICE, dtype=torch.bfloat16):
-            logits = model(ids)
-            loss = functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()
-            )
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-def llama_varlen(small: bool) -> Step:
-    """Training on batches of 1 to 6 sequences of 64 to 2048 tokens."""
-    shape = SMALL if small else Shape()
-    job = JOBS["llama_varlen"]
-    steps, most = (job.small_steps, 2) if small else (job.steps, 6)
-    schedule = varlen_schedule(steps, most, shape.longest)
-    step = llama_trainer(shape)
-    return lambda number: step(*schedule[number])
-
-
-def llama_decode(small: bool) -> Step:
-    """Decoding, one token for each of 32 sequences a step, bf16; the cache of each
-    layer grows by concatenation. Step 0 takes the prompts of 128 tokens anew."""
-    shape = SMALL if small else Shape()
-    batch, prompt = (2, 8) if small else (32, 128)
-    model = llama(shape).to(torch.bfloat16).eval()
-    prompts = torch.randint(shape.vocabulary, (batch, prompt), device=DEVICE)
-    caches: list[Any] = []
-    latest = prompts
-
-    def step(number: int) -> torch.Tensor:
-        nonlocal latest
-        with torch.inference_mode():
-            if number == 0:
-                caches[:] = [None] * shape.layers
-                latest = prompts
-            latest = model(latest, caches)[:, -1:].argmax(dim=-1)
-            return latest.sum().float()
-
-    return step
+    return lambda number: step(*next(turns))
 
 
 def ppo(small: bool) -> Step:
@@ -304,10 +173,12 @@ def ppo(small: bool) -> Step:
     return step
 
 
-# --- jobs whose sizes never repeat ---
+# --- a Llama, in plain PyTorch ---
 #: mix(layer, q, k, v): attention of that layer, all [tokens, heads, head] with positions in
 #: q and k.
 Mix = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+#: Keys and values of each layer.
+Caches = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 MIXED = Shape(vocabulary=16000, layers=6, hidden=1408)
 PACKED = Shape(vocabulary=16000, layers=8)
@@ -324,7 +195,6 @@ def never_twice(draw: Callable[[], Any]) -> Iterator[Any]:
             yield one
 
 
-# --- a decoder over one row of tokens ---
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention of [batch, tokens, heads, head]: causal, or one token that sees all of k."""
     q, k, v = (one.transpose(1, 2) for one in (q, k, v))
@@ -408,8 +278,8 @@ class Decoder(nn.Module):
         head = shape.width // shape.heads
         rates = 10000.0 ** (-torch.arange(0, head, 2).float() / head)
         angles = (torch.arange(shape.longest).float()[:, None] * rates).repeat(1, 2)[:, None]
-        self.register_buffer("cosine", angles.cos())
-        self.register_buffer("sine", angles.sin())
+        self.register_buffer("cosine", angles.cos(), persistent=False)
+        self.register_buffer("sine", angles.sin(), persistent=False)
         self.embed = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(Block(shape, feed()) for _ in range(shape.layers))
         self.last = nn.RMSNorm(shape.width)
@@ -429,6 +299,15 @@ def decoder(shape: Shape, feed: Callable[[], nn.Module] | None = None) -> Decode
         return Decoder(shape, feed or (lambda: SwiGLU(shape.width, shape.hidden)))
 
 
+def together(batch: int, length: int) -> Mix:
+    """Attention of sequences of one length that lie one behind the other."""
+
+    def mix(_: int, *qkv: torch.Tensor) -> torch.Tensor:
+        return attend(*(one.unflatten(0, (batch, length)) for one in qkv)).flatten(0, 1)
+
+    return mix
+
+
 def each_apart(lengths: Sequence[int]) -> Mix:
     """Attention of sequences that lie one behind the other, none of which sees another."""
 
@@ -442,6 +321,42 @@ def each_apart(lengths: Sequence[int]) -> Mix:
 def positions_of(lengths: Sequence[int]) -> torch.Tensor:
     """int64 [sum of lengths]: each sequence begins at 0."""
     return torch.tensor([*itertools.chain(*map(range, lengths))], device=DEVICE)
+
+
+class Llama(Decoder):
+    """model(ids, caches): of int64 [batch, length] the logits [batch, length, vocabulary].
+    `caches`, where given, has (keys, values) of each layer, [batch, seen, heads, head], which the
+    call replaces by longer ones: the new positions are concatenated."""
+
+    def forward(  # type: ignore[override]
+        self, ids: torch.Tensor, caches: Caches | None = None
+    ) -> torch.Tensor:
+        batch, length = ids.shape
+        seen = caches[0][0].shape[1] if caches else 0
+
+        def mix(layer: int, *qkv: torch.Tensor) -> torch.Tensor:
+            q, k, v = (one.unflatten(0, ids.shape) for one in qkv)
+            if caches is not None:
+                if layer in caches:
+                    keys, values = caches[layer]
+                    k, v = torch.cat((keys, k), dim=1), torch.cat((values, v), dim=1)
+                caches[layer] = k, v
+            return attend(q, k, v).flatten(0, 1)
+
+        positions = torch.arange(seen, seen + length, device=ids.device).repeat(batch)
+        x = super().forward(ids.flatten(), positions, mix)
+        return self.logits(x).unflatten(0, ids.shape)
+
+
+def llama(shape: Shape) -> Llama:
+    """One on the GPU."""
+    with torch.device(DEVICE):
+        return Llama(shape, lambda: SwiGLU(shape.width, shape.hidden))
+
+
+def loss_of_next(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Of the token that follows each."""
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 class Texts:
@@ -462,7 +377,46 @@ class Texts:
         return torch.cat([one[:-1] for one in taken]), torch.cat([one[1:] for one in taken])
 
 
-# --- the jobs ---
+# --- the jobs of many sizes ---
+def llama_varlen(small: bool) -> Step:
+    """Training on batches of 1 to 6 sequences of 64 to 2048 tokens; one step has the most."""
+    shape, most = (SMALL, 2) if small else (Shape(), 6)
+    job, draw = JOBS["llama_varlen"], random.Random(7)
+    steps = job.small_steps if small else job.steps
+    sizes = [(draw.randint(1, most), draw.randint(64, shape.longest)) for _ in range(steps)]
+    sizes[steps * 2 // 3] = (most, shape.longest)
+    model = llama(shape)
+    tokens = torch.randint(shape.vocabulary, (most, shape.longest), device=DEVICE)
+
+    def loss_of(batch: int, length: int) -> torch.Tensor:
+        ids = tokens[:batch, :length]
+        return loss_of_next(model(ids), ids)
+
+    step = trainer(model, loss_of)
+    return lambda number: step(*sizes[number])
+
+
+def llama_decode(small: bool) -> Step:
+    """Decoding, one token for each of 32 sequences a step, bf16; the cache of each
+    layer grows by concatenation. Step 0 takes the prompts of 128 tokens anew."""
+    shape, batch, prompt = (SMALL, 2, 8) if small else (Shape(), 32, 128)
+    model = llama(shape).to(torch.bfloat16).eval()
+    prompts = torch.randint(shape.vocabulary, (batch, prompt), device=DEVICE)
+    caches: Caches = {}
+    latest = prompts
+
+    def step(number: int) -> torch.Tensor:
+        nonlocal latest
+        with torch.inference_mode():
+            if number == 0:
+                caches.clear()
+                latest = prompts
+            latest = model(latest, caches)[:, -1:].argmax(dim=-1)
+            return latest.sum().float()
+
+    return step
+
+
 def moe(small: bool) -> Step:
     """Four sequences of one random length a step; 8 experts a layer, 2 for each token."""
     shape = SMALL if small else MIXED
@@ -474,11 +428,7 @@ def moe(small: bool) -> Step:
     def loss_of(length: int) -> torch.Tensor:
         lengths = [length] * batch
         ids, targets = texts.pack(lengths)
-
-        def mix(_: int, *qkv: torch.Tensor) -> torch.Tensor:
-            return attend(*(one.unflatten(0, (batch, length)) for one in qkv)).flatten(0, 1)
-
-        logits = model.logits(model(ids, positions_of(lengths), mix))
+        logits = model.logits(model(ids, positions_of(lengths), together(batch, length)))
         spread = sum(layer.feed.imbalance for layer in model.layers)
         return functional.cross_entropy(logits.float(), targets) + 0.01 * spread
 
@@ -518,12 +468,12 @@ def packed(small: bool) -> Step:
 @dataclass
 class Request:
     """latest: what goes through the model next, int64: the prompt, then token by token.
-    caches: (keys, values) of each layer, [seen, heads, head]."""
+    caches: [seen, heads, head]."""
 
     latest: torch.Tensor
     left: int
     seen: int = 0
-    caches: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    caches: Caches = field(default_factory=dict)
 
 
 def serve(model: Decoder, requests: Sequence[Request]) -> torch.Tensor:
@@ -633,16 +583,11 @@ def resolutions(small: bool) -> Step:
 
 
 # --- all of them ---
-def alike(step: Callable[[], Any]) -> Step:
-    """The step of a job of which every step is alike."""
-    return lambda number: step()
-
-
 JOBS: dict[str, Job] = {
-    "gpt2": Job(lambda small: alike(gpt2(small)), 10, 4, strict=True),
+    "gpt2": Job(gpt2, 10, 4, strict=True),
     "llama_varlen": Job(llama_varlen, 40, 6, strict=True),
     "llama_decode": Job(llama_decode, 300, 12),
-    "resnet50": Job(lambda small: alike(resnet50(small)), 10, 4),
+    "resnet50": Job(resnet50, 10, 4),
     "ppo": Job(ppo, 5, 3),
     "moe": Job(moe, 12, 3, strict=True),
     "resolutions": Job(resolutions, 16, 3),

@@ -1,11 +1,11 @@
 """Ten jobs that run out of memory, each for its own cause, and whether `explain` finds it.
 
-    python benchmarks/planted.py leak            # runs out of memory
-    python benchmarks/planted.py leak --clear    # the same with the advice followed
+    python benchmarks/planted.py leak                   # runs out of memory
+    python benchmarks/planted.py leak --advice '{}'     # the same with the advice followed
 
 A job takes memory in shares of what is free when it begins, so it fails on any device, the
-simulated one of the tests included. It enqueues next to no work. `--batch PERCENT` makes what goes
-with the batch smaller. A job that ends prints the most bytes that were reserved, as JSON.
+simulated one of the tests included. It enqueues next to no work. `--advice` takes a change as
+`explain --json` names it. A job that ends prints the most bytes that were reserved, as JSON.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,34 +40,40 @@ BYTES: dict[str, Any] = {"dtype": torch.uint8, "device": "cuda"}
 
 # --- what the jobs share -----------------------------------------------------
 class Device:
-    """Bytes by their share of the memory that was free at first."""
+    """Bytes by their share of the memory that was free at first, and the advice that is followed;
+    None: the job runs out of memory."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.bytes, _ = torch.cuda.mem_get_info()
+    def __init__(self, advice: dict[str, Any] | None) -> None:
+        self.advice = advice
+        self.bytes, self.total = torch.cuda.mem_get_info()
+        self.held: list[Any] = []
 
     def share(self, of_all: float) -> int:
         return int(self.bytes * of_all)
 
     def batch(self, of_all: float) -> int:
         """Of what goes with the batch."""
-        return int(self.bytes * of_all * self.options.batch / 100)
+        percent = self.advice["percent"] if self.advice else 100
+        return int(self.bytes * of_all * percent / 100)
+
+    def hold_weights(self, of_all: float) -> None:
+        """Those of a module, as of one that was loaded."""
+        edge = math.isqrt(self.share(of_all) // 16)
+        layers = [
+            torch.nn.utils.skip_init(torch.nn.Linear, edge, edge, bias=False, device="cuda")
+            for _ in range(4)
+        ]
+        self.held.append(torch.nn.ModuleList(layers).requires_grad_(False))
+
+    def make_activations(self, of_all: float, count: int) -> None:
+        """So many that are there together."""
+        _ = [torch.empty(self.share(of_all), **BYTES) for _ in range(count)]
 
 
 def take_a_step(device: Device, share: float = 0.03) -> None:
     """Memory that comes and goes."""
     for _ in range(8):
         torch.empty(device.share(share / 8), **BYTES)
-
-
-def make_weights(device: Device, share: float) -> Any:
-    """Of a module, as of one that was loaded."""
-    edge = math.isqrt(int(device.bytes * share) // 16)
-    layers = [
-        torch.nn.utils.skip_init(torch.nn.Linear, edge, edge, bias=False, device="cuda")
-        for _ in range(4)
-    ]
-    return torch.nn.ModuleList(layers).requires_grad_(False)
 
 
 def start_slow_work(stream: torch.cuda.Stream) -> None:
@@ -78,28 +84,20 @@ def start_slow_work(stream: torch.cuda.Stream) -> None:
             torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
 
 
-class _SimulatedNeighbour:
-    """The simulated device is one process's own: a library in it takes the memory."""
-
-    def __enter__(self) -> _SimulatedNeighbour:
-        return self
-
-    def leave(self, size: int) -> None:
-        free, _ = torch.cuda.mem_get_info()
-        address = ctypes.c_void_p()
-        runtime = ctypes.CDLL(os.environ[SIMULATED])
-        assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(free - size)) == 0
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def neighbour() -> AbstractContextManager[Any]:
+@contextmanager
+def neighbour(size: int) -> Iterator[None]:
+    """Another process takes so many bytes. The simulated device is one process's own: there a
+    library in it takes them."""
     if SIMULATED in os.environ:
-        return _SimulatedNeighbour()
-    from neighbour import Client
-
-    return Client()
+        runtime, address = ctypes.CDLL(os.environ[SIMULATED]), ctypes.c_void_p()
+        assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        yield
+        return
+    code = f"import sys, torch; x = torch.empty({size}, dtype=torch.uint8, device='cuda')"
+    command = [sys.executable, "-c", f"{code}; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline(), "there is no room for another process"
+        yield  # it ends when its stdin does
 
 
 # --- the jobs ----------------------------------------------------------------
@@ -116,28 +114,28 @@ def fragmentation(device: Device) -> None:
 
 def leak(device: Device) -> None:
     """A list of what each step logs."""
-    weights, logged = make_weights(device, 0.2), []
+    device.hold_weights(0.2)
+    logged: list[torch.Tensor] = []
     for _ in range(40):
         activations = [torch.empty(device.share(0.07), **BYTES) for _ in range(4)]
-        if device.options.clear:
+        if device.advice is not None:
             logged.clear()
         logged.append(torch.empty(device.share(0.02), **BYTES))
         del activations
-    del weights
 
 
 def cache(device: Device) -> None:
     """A dict by length that is never emptied, though half of the lengths come again."""
-    weights, masks = make_weights(device, 0.2), {}
+    device.hold_weights(0.2)
+    masks: dict[int, torch.Tensor] = {}
     for step in range(80):
         length = step // 2
         if length not in masks:
-            if device.options.clear:
+            if device.advice is not None:
                 masks.clear()
             size = device.share(0.012 + 0.0004 * (length * 7 % 40))
             masks[length] = torch.empty(size, **BYTES)
         take_a_step(device, 0.2)
-    del weights
 
 
 def pending(device: Device) -> None:
@@ -169,45 +167,37 @@ def activation(device: Device) -> None:
             del hidden
             return logits
 
-    weights = make_weights(device, 0.2)
+    device.hold_weights(0.2)
     Model()()
-    del weights
 
 
 def two_processes(device: Device) -> None:
     """Another process takes half of the device."""
-    with ExitStack() as others:
-        if not device.options.alone:
-            others.enter_context(neighbour()).leave(int(device.bytes * 0.48))
-        weights = make_weights(device, 0.1)
+    with neighbour(device.share(0.52)) if device.advice is None else nullcontext():
+        device.hold_weights(0.1)
         for _ in range(3):
-            activations = [torch.empty(device.share(0.05), **BYTES) for _ in range(8)]
-            del activations
-        del weights
+            device.make_activations(0.05, 8)
 
 
 def pool(device: Device) -> None:
     """A pool for work that is over, whose memory serves nobody else."""
-    weights, own = make_weights(device, 0.1), torch.cuda.MemPool()
+    device.hold_weights(0.1)
+    own = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(own):
-        calibration = [torch.empty(device.share(0.1), **BYTES) for _ in range(5)]
-    del calibration
-    if device.options.release:
+        device.make_activations(0.1, 5)
+    if device.advice is not None:
         del own
     for _ in range(3):
-        activations = [torch.empty(device.share(0.06), **BYTES) for _ in range(7)]
-        del activations
-    del weights
+        device.make_activations(0.06, 7)
 
 
 def lengths(device: Device) -> None:
     """Each sequence is longer than the one before."""
-    weights = make_weights(device, 0.2)
+    device.hold_weights(0.2)
     for step in range(1, 13):
         hidden = [torch.empty(device.batch(0.005 * step), **BYTES) for _ in range(4)]
         scores = torch.empty(device.batch(0.0043 * step * step), **BYTES)
         del hidden, scores
-    del weights
 
 
 def checkpointing(device: Device) -> None:
@@ -229,75 +219,57 @@ def checkpointing(device: Device) -> None:
             out: torch.Tensor = Inner.apply(x)
             return out
 
-    weights = make_weights(device, 0.1)
+    device.hold_weights(0.1)
     x = torch.empty(device.share(0.00005) // 4, device="cuda", requires_grad=True)
     for layer in [Layer() for _ in range(12)]:
-        if device.options.checkpoint:
+        if device.advice is not None:
             x = torch.utils.checkpoint.checkpoint(
                 layer, x, use_reentrant=False, preserve_rng_state=False
             )
         else:
             x = layer(x)
     x.backward(torch.empty_like(x))
-    del weights
 
 
 def fraction(device: Device) -> None:
     """The process may have 48% of the device."""
-    _, total = torch.cuda.mem_get_info()
-    allowed = device.options.fraction or 0.48 * device.bytes / total
-    torch.cuda.set_per_process_memory_fraction(allowed)
-    weights = make_weights(device, 0.1)
+    advised = device.advice["percent"] / 100 if device.advice else None
+    torch.cuda.set_per_process_memory_fraction(advised or 0.48 * device.bytes / device.total)
+    device.hold_weights(0.1)
     for _ in range(3):
-        activations = [torch.empty(device.share(0.05), **BYTES) for _ in range(8)]
-        del activations
-    del weights
+        device.make_activations(0.05, 8)
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A job with its cause, the kind of change that is followed, and the options that follow it.
-    environment: of the failing run; where the advice follows by it, what is other then."""
+    """A job with its cause, and the kind of change that is followed. environment: of the failing
+    run; where the advice follows by a variable, it is `sets`, to what the change calls `by`."""
 
     run: Callable[[Device], None]
     cause: str
     change: str
-    follow: Callable[[dict[str, Any]], list[str]]
     environment: dict[str, str] = field(default_factory=dict)
-    followed: Callable[[dict[str, Any]], dict[str, str]] = lambda change: {}
-
-
-def _batch(change: dict[str, Any]) -> list[str]:
-    return [f"--batch={change['percent']}"]
-
-
-def _nothing(change: dict[str, Any]) -> list[str]:
-    return []
+    sets: str = ""
+    by: str = ""
 
 
 SEGMENTS, ALLOWANCE = "ESPER_ALLOC_SEGMENTS", "ESPER_ALLOC_ALLOWANCE"
+CLASSIC = {SEGMENTS: "classic"}
+OFF = {**CLASSIC, ALLOWANCE: "off"}
 JOBS = {
     "fragmentation": Planted(
-        fragmentation, "fragmentation", "segments", _nothing, {SEGMENTS: "classic"},
-        lambda change: {SEGMENTS: change["segments"]},
+        fragmentation, "fragmentation", "segments", CLASSIC, SEGMENTS, "segments"
     ),
-    "leak": Planted(leak, "leak", "free_each", lambda _: ["--clear"]),
-    "cache": Planted(cache, "leak", "free_each", lambda _: ["--clear"]),
-    "pending": Planted(
-        pending, "pending", "allowance", _nothing, {SEGMENTS: "classic", ALLOWANCE: "off"},
-        lambda change: {ALLOWANCE: str(change["bytes"])},
-    ),
-    "activation": Planted(activation, "large", "batch", _batch),
-    "two_processes": Planted(two_processes, "others", "others", lambda _: ["--alone"]),
-    "pool": Planted(pool, "pool", "release_pool", lambda _: ["--release"]),
-    "lengths": Planted(lengths, "lengths", "batch", _batch),
-    "checkpointing": Planted(
-        checkpointing, "activations", "checkpoint", lambda _: ["--checkpoint"]
-    ),
-    "fraction": Planted(
-        fraction, "fraction", "fraction", lambda change: [f"--fraction={change['percent'] / 100}"]
-    ),
-}  # fmt: skip
+    "leak": Planted(leak, "leak", "free_each"),
+    "cache": Planted(cache, "leak", "free_each"),
+    "pending": Planted(pending, "pending", "allowance", OFF, ALLOWANCE, "bytes"),
+    "activation": Planted(activation, "large", "batch"),
+    "two_processes": Planted(two_processes, "others", "others"),
+    "pool": Planted(pool, "pool", "release_pool"),
+    "lengths": Planted(lengths, "lengths", "batch"),
+    "checkpointing": Planted(checkpointing, "activations", "checkpoint"),
+    "fraction": Planted(fraction, "fraction", "fraction"),
+}
 
 
 # --- running and explaining them ---------------------------------------------
@@ -337,8 +309,9 @@ def explain_and_follow(name: str) -> dict[str, Any]:
     advice = [one for one in found["changes"] if one["kind"] == planted.change and one["helps"]]
     if not advice:
         return {**figures, "failed": 1}
-    environment = {**planted.environment, **planted.followed(advice[0])}
-    ran = _run(name, planted.follow(advice[0]), environment)
+    followed = {planted.sets: str(advice[0][planted.by])} if planted.sets else {}
+    options = ["--advice", json.dumps(advice[0])]
+    ran = _run(name, options, {**planted.environment, **followed})
     if ran.returncode:
         return {**figures, "failed": 1, "error": ran.stderr[-2000:]}
     peak, predicted = json.loads(ran.stdout)["peak_reserved"], advice[0]["peak_reserved"]
@@ -351,17 +324,14 @@ def explain_and_follow(name: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("job", choices=JOBS)
-    parser.add_argument("--batch", type=float, default=100, help="percent")
-    parser.add_argument("--fraction", type=float, help="of the device's memory")
-    for name in ("clear", "alone", "release", "checkpoint"):
-        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--advice", type=json.loads, help="that is followed, as JSON")
     options = parser.parse_args()
     if SIMULATED not in os.environ:
         sys.path.append(str(HERE.parent.parent))
         import esper_alloc
 
         esper_alloc.enable()
-    JOBS[options.job].run(Device(options))
+    JOBS[options.job].run(Device(options.advice))
     print(json.dumps({"peak_reserved": torch.cuda.max_memory_reserved()}))
 
 

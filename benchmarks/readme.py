@@ -13,15 +13,14 @@ What stands outside of the marks "figures: begin" and "figures: end" is left alo
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Iterator
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, ROOT, read
-from shown import ACTIVE, FEW, RECORD_STREAM, TABLES, Column, Names, Row, Table, all_of
+from shown import ACTIVE, FEW, RECORD_STREAM, TABLES, Column, Row, Table
 from stacks import table as programs_table
 
 PAGES = dict.fromkeys(shown.page for shown in TABLES)
@@ -29,22 +28,22 @@ BEGIN, END = "<!-- figures: begin (benchmarks/readme.py) -->", "<!-- figures: en
 PICTURE = "pipeline.svg"
 
 
-def find(topic: str, names: Names, peer: str) -> dict[str, Any] | None:
-    """The newest row of these names, with its run in place of the run's id; None: not
-    measured yet."""
+def find(topic: str, name: str, peer: str) -> dict[str, Any] | None:
+    """A row, with its run in place of the run's id; None: not measured yet."""
     rows, runs_of = read(RESULTS / f"{topic}.json")
     runs = {run["id"]: run for run in runs_of}
-    wanted = [row for row in rows if row["name"] in all_of(names) and row["peer_name"] == peer]
-    found = [{**row, "run": runs[row["run"]]} for row in wanted]
-    return max(found, key=lambda row: str(row["run"]["time"]), default=None)
+    for row in rows:
+        if row["name"] == name and row["peer_name"] == peer:
+            return {**row, "run": runs[row["run"]]}
+    return None
 
 
-def needed(topic: str, names: Names, peer: str) -> dict[str, Any]:
+def needed(topic: str, name: str, peer: str) -> dict[str, Any]:
     """find() of a row that may not be missing."""
-    row = find(topic, names, peer)
+    row = find(topic, name, peer)
     if row is None:
         raise SystemExit(
-            f"benchmarks/results/{topic}.json has no row {names!r} beside {peer!r}, which the "
+            f"benchmarks/results/{topic}.json has no row {name!r} beside {peer!r}, which the "
             f"README shows: measure it with benchmarks/run.py, or show another one"
         )
     return row
@@ -93,8 +92,8 @@ def verdict(row: dict[str, Any]) -> str:
 def few_rows() -> str:
     lines = ["| measured | esper_alloc | PyTorch | its figure | ratio |", "|---|---|---|---|---|"]
     gpus = set()
-    for topic, names, peer, label, beside in FEW:
-        row = needed(topic, names, peer)
+    for topic, name, peer, label, beside in FEW:
+        row = needed(topic, name, peer)
         gpus.add(row["run"]["gpu"].replace("NVIDIA ", ""))
         lines.append(
             f"| [{label}](benchmarks/results/{topic}.json) | {figure(row['ours'])} {row['unit']} "
@@ -104,31 +103,25 @@ def few_rows() -> str:
     return "\n".join(lines)
 
 
-def beside(shown: Row, peers: tuple[str, ...], added: str = "") -> dict[str, Any] | None:
-    """The row of a result file that a cell shows: of these peers the first that there is.
-    `added`: another figure of the same names, which end in a figure."""
-    names = all_of(shown.names)
-    if added:
-        names = tuple(f"{name.rpartition(': ')[0]}: {added}" for name in names)
-    found = (find(shown.topic, names, peer) for peer in peers)
-    return next((row for row in found if row), None)
-
-
 def cells(shown: Row, columns: tuple[Column, ...]) -> tuple[list[str], list[dict[str, Any]]]:
-    """A row's own figure and its cells, and the rows of result files that they are of."""
+    """A row's own figure and its cells, and the rows of result files that they are of: for each
+    column that of the first of its peers that there is."""
     wanted = columns or (Column("", (shown.peer,)),)
-    rows = [beside(shown, column.peers, column.figure) for column in wanted]
+    rows = [
+        next(filter(None, (find(shown.topic, shown.name, peer) for peer in column.peers)), None)
+        for column in wanted
+    ]
     found = [row for row in rows if row]
     if not found:
         return [], []
     said = [f"{figure(found[0]['ours'])} {found[0]['unit']}".strip()]
-    for column, row in zip(wanted, rows):
+    for row in rows:
         if row is None or row["peer_name"] == "nothing":
             said.append("")
             continue
         first = f"{shown.peer}: " if not columns else ""
         ours = figure(row["ours"])
-        if column.figure or ours != figure(found[0]["ours"]):  # another figure, or another run's
+        if ours != figure(found[0]["ours"]):  # another run's
             first = f"{ours} / "
         said.append(f"{first}{figure(row['peer'])}{verdict(row)}")
     return said, found
@@ -147,9 +140,8 @@ def table(shown: Table) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
     lines.append("|---" * (len(headings) + 3) + "|")
     shows = []
     for row, said, found in filled:
-        once = tuple(one._replace(peers=() if one.figure else one.peers) for one in shown.columns)
-        for names in row.also:
-            more, also = cells(row._replace(names=names), once)
+        for name in row.also:
+            more, also = cells(row._replace(name=name), shown.columns)
             if not also:
                 continue
             more = [one.removeprefix(f"{row.peer}: ") for one in more]
@@ -205,20 +197,6 @@ def filled(text: str, figures: str) -> str:
     if not begin or not end:
         raise SystemExit(f"{BEGIN} and {END} are needed")
     return f"{before}{BEGIN}\n{figures}\n{END}{after}"
-
-
-def differences(shown: str, wanted: str) -> Iterator[str]:
-    """What is stale, a cell of a table or a line at a time."""
-    for old, new in zip_longest(shown.splitlines(), wanted.splitlines(), fillvalue=""):
-        if old == new:
-            continue
-        before, after = (line.strip("|").split("|") for line in (old, new))
-        if old.startswith("|") and before[0] == after[0] and len(before) == len(after):
-            for was, now in zip(before, after):
-                if was != now:
-                    yield f"{before[0].strip()}: shows{was}and is{now.rstrip()}"
-        else:
-            yield f"shows {old!r}\n    and is {new!r}"
 
 
 # --- the picture -------------------------------------------------------------
@@ -280,7 +258,8 @@ def main() -> int:
         text = (ROOT / name).read_text()
         wanted = filled(text, figures())
         if check:
-            stale += [f"{name}: {difference}" for difference in differences(text, wanted)]
+            lines = text.splitlines(), wanted.splitlines()
+            stale += difflib.unified_diff(*lines, name, "is stale", lineterm="", n=0)
         else:
             (ROOT / name).write_text(wanted)
     row, picture = layers(), RESULTS / PICTURE

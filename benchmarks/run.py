@@ -113,43 +113,11 @@ class Command:
     ) -> Rounds:
         """The figures of the cases, by name, for each round. `each` is told as they come."""
         commands = {case.name: self.command_of(part, case) for case in cases}
-        if part.workers == FRESH:
-            return self.measure_fresh(part, commands, rounds, seconds, each)
-        found = turns(
-            commands, rounds, least=part.warm_up + 1, timeout=part.timeout, seconds=seconds,
-            together=part.together, each=lambda measured: each(measured[1:]),
+        return turns(
+            commands, rounds, fresh=part.workers == FRESH, may_fail=part.may_fail,
+            once=[case.name for case in cases if case.once], least=part.warm_up + 1,
+            timeout=part.timeout, seconds=seconds, tight=part.tight, each=each,
         )  # fmt: skip
-        return found[1:]  # without what starting them said
-
-    def measure_fresh(
-        self, part: Part, commands: Mapping[str, Any], rounds: int, seconds: float, each: Any
-    ) -> Rounds:
-        begin, longest = time.monotonic(), 0.0
-
-        def another(turn: int) -> bool:
-            over = turn > part.warm_up and time.monotonic() - begin > seconds
-            if over:
-                print(f"stopped after {turn} of {rounds} rounds: {seconds:.0f} s are over")
-            return not over
-
-        def measure(turn: int, name: str) -> dict[str, Any] | None:
-            nonlocal longest
-            start = time.monotonic()
-            if part.tight and begin + seconds - start < longest:
-                print(f"round {turn + 1}: {name}: left out, no time is left", flush=True)
-                return None
-            found = workers.run_worker(*commands[name], part.timeout)
-            took = time.monotonic() - start
-            longest = max(longest, took)
-            print(f"round {turn + 1}: {name}: measured in {took:.1f} s", flush=True)
-            return found
-
-        def failed(turn: int, name: str, error: Any) -> None:
-            print(f"round {turn + 1}: {name}: {error}", flush=True)
-
-        return workers.alternate(
-            list(commands), rounds, measure, failed, patience=2, another=another, each=each
-        )
 
     def add_rows(self, part: Part, rounds: Rounds, left_out: Mapping[str, str]) -> bool:
         """The rows of these rounds. False: nothing was measured of the case that must be."""
@@ -160,7 +128,7 @@ class Command:
             return False
         if self.results.run is None:
             self.results.describe(first["machine"])
-        self.results.leave_out({**left_out, **first.get("left_out", {})})
+        self.results.leave_out(left_out)
         for row in part.rows(rounds, self.options) if callable(part.rows) else part.rows:
             if not (isinstance(row.peer, str) and row.peer in left_out):
                 self.results.add(row, rounds)
@@ -168,9 +136,14 @@ class Command:
 
     def run_part(self, part: Part, seconds: float) -> bool:
         """Measures a part and adds its rows; whether all of it was measured."""
-        missing = [case for case in part.cases if case.needs and not installed(case.needs)]
-        left_out = {case.name: f"the package {case.needs} is not installed" for case in missing}
+        left_out = {
+            case.name: f"the package {package} is not installed"
+            for case in part.cases for package in case.needs if not installed(package)
+        }  # fmt: skip
         cases = [case for case in part.cases if case.name not in left_out]
+        if not cases:
+            print(f"{part.name}: left out, {next(iter(left_out.values()))}")
+            return True
         if part.loops:
             importlib.import_module("loops").load()  # compiled outside the workers' time
         wanted = self.rounds or part.rounds or self.topic.rounds

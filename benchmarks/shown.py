@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-Names = str | tuple[str, ...]
-
-
-def all_of(names: Names) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
-
 
 class Column(NamedTuple):
     """A column of a table of the results: what ours is compared with."""
 
     heading: str
     peers: tuple[str, ...]  # a row has one of them, or the cell is empty
-    figure: str = ""  # of the row's names another figure, shown with ours
 
 
 class Row(NamedTuple):
-    """A measurement. Of several names, for what was measured in more than one way, the newest row
-    is shown."""
+    """A measurement."""
 
     topic: str  # the result file
-    names: Names
+    name: str
     label: str
     peer: str = ""  # in tables without columns
     also: tuple[str, ...] = ()  # further figures, in the same cells
@@ -47,12 +39,10 @@ NATIVE = Column("`native`", ("native",))
 EXPANDABLE = Column("`expandable`", ("native, expandable",))
 ALLOCATED, FASTEST = ("least peak allocated of any peer",), ("fastest peer",)
 ACTIVE = "peak active over base"
-TIGHT, NEIGHBOUR = "99% of 20 GiB in use", "beside a neighbour"
 WITHIN = "within 1.05 of what an allowance of 0 reserves: failed"
-DROPPED = "dropped memory serves again after, 50 ms of work queued"
 SLOWEST = "gpt_train: malloc, the whole job, 99.9th percentile"
 LOSSES = "losses, largest relative difference from native's"
-BATCH, LARGE = "largest batch within 20 GiB", "layers of 512 MiB"
+LARGE = "layers of 512 MiB"
 
 JOBS = {
     "gpt2": "GPT-2 124M, training",
@@ -67,13 +57,8 @@ JOBS = {
 }
 
 
-def of_job(job: str, figure: str) -> tuple[str, ...]:
-    """On the kind of segments that the driver allows, or that was asked for."""
-    return f"{job}: {figure}", f"{job}, mapped segments: {figure}"
-
-
-def timed(topic: str, title: str, memory: str, step: str, label: str) -> Row:
-    return Row(topic, title + memory, label, also=(title + step,))
+def timed(topic: str, title: str, first: str, second: str, label: str) -> Row:
+    return Row(topic, title + first, label, also=(title + second,))
 
 
 #: The tables of the results, page by page in this order.
@@ -81,30 +66,20 @@ TABLES = (
     Table("jobs", "Memory of whole jobs", """\
 Peak reserved. The goal: at most 1.04 times the least that any peer had *allocated* at its
 peak, or 256 MiB more than that.""",
-        tuple(Row("jobs", of_job(job, "peak reserved"), label) for job, label in JOBS.items()),
+        tuple(Row("jobs", f"{job}: peak reserved", label) for job, label in JOBS.items()),
         (NATIVE, EXPANDABLE, Column("least allocated", ALLOCATED))),
     Table("jobs", "Time of whole jobs", """\
 The step time once memory has stopped growing, with the mean of the rounds' ratios and its 95%
 interval. The goal: at most 1, and 1.02 at the interval's upper end. Then the mean step time of
-the whole job; and the us that two recorded passes spend in the allocator, from an emptied cache.""",
-        tuple(Row("jobs", of_job(job, "step time"), label) for job, label in JOBS.items()),
-        (Column("fastest peer", FASTEST),
-         Column("whole job: fastest peer", FASTEST, "step time over the whole job"),
-         Column("in the allocator: `native`", ("native",), "time inside the allocator"))),
-    Table("jobs", "Little memory",
-        "20 GiB of the device; or a neighbour that leaves 1.1 times the peak, later 1.05.", (
-        Row("limits", f"gpt2: {BATCH}", "largest batch: GPT-2 on 256 tokens; Llama on 64 to 512",
-            also=(f"llama_varlen: {BATCH}",)),
-        timed("limits", "", f"gpt2, {TIGHT}: step time", f"llama_varlen, {TIGHT}: step time",
-              "99% in use, step time: GPT-2; Llama"),
-        timed("limits", "", f"gpt2, {NEIGHBOUR}: step time", f"llama_varlen, {NEIGHBOUR}: step time",
-              "beside a neighbour, step time: GPT-2; Llama"),
-        *(Row("least", f"{name}, {WITHIN}",
-              f"{label} within 1.05 of the memory that an allowance of 0 takes, runs that fail",
-              RECORD_STREAM)
-          for name, label in (("fsdp", "the pipeline of 48 layers"),
-                              ("three", "a pipeline over three streams")))),
-        (Column("best peer", ("best peer", RECORD_STREAM)),)),
+the whole job.""",
+        tuple(timed("jobs", f"{job}: ", "step time", "step time over the whole job", label)
+              for job, label in JOBS.items()),
+        (Column("fastest peer", FASTEST),)),
+    Table("jobs", "Little memory", """\
+Runs that fail within 1.05 of the memory that an allowance of 0 takes, by a memory fraction.""",
+        tuple(Row("least", f"{job}, {WITHIN}", label, RECORD_STREAM)
+              for job, label in (("fsdp", "the pipeline of 48 layers"),
+                                 ("three", "a pipeline over three streams")))),
     Table("streams", "Several streams", """\
 Marks beside `record_stream`, and beside tensors that the program keeps by hand: peak memory (of
 overlap what is reserved), and the time of a step or batch.""", (
@@ -116,11 +91,7 @@ overlap what is reserved), and the time of a step or batch.""", (
               "copies and computation, three streams, 4 to 64 MiB"),
         timed("overlap", "large: ", "peak reserved", "step time", "the same, 256 MiB to 1 GiB"),
         timed("overlap", "four-large: ", "peak reserved", "step time", "the same on four streams"),
-        timed("prefetch", "compute-bound: ", ACTIVE, "time a batch", "prefetching batches"),
-        timed("recipes", "reduce-scatter: ", ACTIVE, "step time",
-              "24 gradients of 64 MiB, reduced on a second stream"),
-        timed("recipes", "offloading: ", ACTIVE, "step time",
-              "saved tensors that wait on the host")),
+        timed("prefetch", "compute-bound: ", ACTIVE, "time a batch", "prefetching batches")),
         (Column("`record_stream`", (RECORD_STREAM,)),
          Column("by hand", ("native, recipe", "native, by hand")))),
     Table("streams", "Calls", "On the host, from C++ unless the row says otherwise.", (
@@ -140,8 +111,6 @@ overlap what is reserved), and the time of a step or batch.""", (
             "from there to the end of the first kernel")),
         (NATIVE, EXPANDABLE)),
     Table("streams", "Marks, automatic uses, the auditor", "From Python, unless the row says C.", (
-        Row("precision", DROPPED,
-            "dropped memory serves again, with 50 ms of work queued on its reader", RECORD_STREAM),
         Row("captures", "a graph's private pool", "a captured graph's pool", RECORD_STREAM),
         Row("captures", "a graph's private pool", "a captured graph's pool", REUSE),
         Row("record_use_cost", "record_use, call", "a mark", RECORD_STREAM),
@@ -158,7 +127,7 @@ overlap what is reserved), and the time of a step or batch.""", (
             "auditor: bugs missed, of 30; correct programs reported, of 36",
             "torch.cuda._sanitizer", ("correct programs reported, of 36",)),
         Row("auditor", "GPT-2 step, audited", "a step of GPT-2, audited", "no audit"),
-        Row("fence", "step, fence", "with a fence; reserved", "no audit", ("peak reserved, fence",)))),
+        Row("auditor", "step, fence", "with a fence; reserved", "no audit", ("peak reserved, fence",)))),
     Table("streams", "The black box", "Beside esper_alloc without it, unless the row says otherwise.", (
         Row("black_box", "raw_alloc + raw_delete, 512 B", "malloc and free in C++", NO_BOX),
         Row("black_box", "torch.empty and drop, 4 KiB", "`torch.empty` and drop", NO_BOX),
@@ -172,13 +141,7 @@ overlap what is reserved), and the time of a step or batch.""", (
         Row("sleep", "sleep with keep='nothing'", "sleep, keep nothing", "giving free memory back"),
         Row("sleep", "first sleep, which pins host memory",
             "the first sleep, which pins host memory", "a GiB of a later sleep"),
-        Row("sleep", "device memory left asleep", "device memory left", "nothing"),
-        Row("sleep", "graph replays that differ, of 100 after a sleep",
-            "replays of CUDA graphs that differ, of 100", "nothing"),
-        Row("sleep", "GPT-2 asleep after each step: losses that differ, of 12",
-            "GPT-2 asleep after each of 12 steps: losses that differ", "GPT-2 awake"),
-        Row("sleep", "two processes, 8 GiB each, turns without memory, of 50",
-            "two processes, turns without memory, of 50", "nothing"))),
+        Row("sleep", "device memory left asleep", "device memory left", "nothing"))),
     Table("jobs", "Two GPUs", "Trainings of 200 steps: tokens (more is better), and peak reserved.", (
         *(Row("engines", f"{engine}: tokens", label, peer, (f"{engine}: peak reserved",))
           for engine, peer, label in (
@@ -217,7 +180,7 @@ reserves most, and the rank that is held back longest beside the one held back l
 )
 
 #: The README's rows: topic, name, peer, what was measured, and what it is compared with.
-FEW: list[tuple[str, Names, str, str, str]] = [
+FEW: list[tuple[str, str, str, str, str]] = [
     ("pipeline", ACTIVE, RECORD_STREAM, "weights gathered on one stream, used on another: peak",
      "`record_stream`"),
     ("pipeline", ACTIVE, "native, recipe", "the same", "tensors kept by hand"),
@@ -225,7 +188,7 @@ FEW: list[tuple[str, Names, str, str, str]] = [
      "`record_stream`"),
     ("engines", "fsdp2: peak reserved", "native",
      "FSDP2, a Llama of 1.2 B parameters, two GPUs: reserved", "native"),
-    ("jobs", of_job("gpt2", "step time"), "native, expandable", "GPT-2 124M: step",
+    ("jobs", "gpt2: step time", "native, expandable", "GPT-2 124M: step",
      "expandable segments"),
     ("malloc_times", SLOWEST, "native", "99.9th percentile of malloc while GPT-2's memory grows",
      "native"),

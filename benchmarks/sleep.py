@@ -1,27 +1,21 @@
-"""What it costs to put memory to sleep and to wake it, and what is as it was afterwards."""
+"""What it costs to put memory to sleep and to wake it."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from common import MIB, workers
-from measuring import choose_allocator, device_used_mib, machine, nvidia_smi_used_mib, seconds_of
-from models import gpt2
-from torch import nn
+from measuring import choose_allocator, device_used_mib, machine, seconds_of
 
 GIB = 1 << 30
 PIECE = 256 * MIB  # of the plain copy: a chunk of sleep's pinned memory
-GRAPHS, GRAPH_CYCLES = 2, 100
-STEPS = 12  # of training
-TURNS = 50
+GRAPHS = 2
 
 
 def make_tensors(size: int) -> list[Any]:
@@ -81,12 +75,6 @@ class PlainCopy:
         return self.count * PIECE
 
 
-def used_mib() -> float:
-    """Of the device, as nvidia-smi says, or else the driver."""
-    found = nvidia_smi_used_mib()
-    return device_used_mib() if found is None else found
-
-
 def warm_up() -> None:
     """Loads kernels and has PyTorch and the driver allocate what they keep."""
     import esper_alloc
@@ -120,7 +108,7 @@ def bandwidth(
     plain = PlainCopy(size, room)
     warm_up()
     torch.cuda.synchronize()
-    beside_mib = used_mib()
+    beside_mib = device_used_mib()
     with esper_alloc.tag("kept"):
         kept, graphs = make_tensors(size), make_graphs()
     expected = [float(x[-1]) for x in kept]
@@ -129,7 +117,7 @@ def bandwidth(
     for _ in range(cycles):
         done: list[Any] = []
         found["sleep"].append(seconds_of(lambda: done.append(esper_alloc.sleep("kept"))))
-        left_mib = max(left_mib, used_mib() - beside_mib)
+        left_mib = max(left_mib, device_used_mib() - beside_mib)
         live = float(done[0].kept)
         if done[0].stays:
             raise RuntimeError(f"some memory stays: {done[0].stays}")
@@ -190,114 +178,3 @@ def measure_saver(gib: float, cycles: int, keeps: bool) -> NoReturn:
     workers.report({**rates(found, live, live), "first_sleep_s": found["sleep"][0]})
     sys.stderr.flush()
     os._exit(0)
-
-
-def graphs(allocator: str) -> dict[str, Any]:
-    """Replays after many cycles: how many of them have another bit somewhere."""
-    import esper_alloc
-
-    choose_allocator(allocator)
-    torch.manual_seed(0)
-    square = torch.ones(64, 64, device="cuda")
-    torch.mm(square, square)  # cuBLAS's workspace has no tag
-    with esper_alloc.tag("graphs"), torch.no_grad():
-        model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
-        x = torch.randn(512, 1024, device="cuda")
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                model(x)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = model(x)
-            z = y * 2 + x
-    graph.replay()
-    expected = y.clone(), z.clone()
-    wrong = 0
-    for _ in range(GRAPH_CYCLES):
-        with esper_alloc.asleep("graphs") as result:
-            if result.stays:
-                raise RuntimeError(f"some memory stays: {result.stays}")
-        graph.replay()
-        wrong += not (torch.equal(y, expected[0]) and torch.equal(z, expected[1]))
-    return {"machine": machine(), "wrong": float(wrong)}
-
-
-def training(allocator: str) -> dict[str, Any]:
-    """The losses of GPT-2, asleep after each step and not."""
-    import esper_alloc
-
-    choose_allocator(allocator)
-    torch.use_deterministic_algorithms(True)
-    host_share = 1.0
-
-    def losses(sleeps: bool) -> list[str]:
-        nonlocal host_share
-        torch.manual_seed(0)
-        step, seen = gpt2(small=False), []
-        for _ in range(STEPS):
-            seen.append(step())
-            if sleeps:
-                live = esper_alloc.sleep().kept
-                host = sum(one["host_bytes"] for one in esper_alloc.tag_stats().values())
-                host_share = max(host_share, host / live)
-                esper_alloc.wake()
-        return [float(loss).hex() for loss in seen]
-
-    plain, sleeping = losses(False), losses(True)
-    if len(set(plain)) < STEPS // 2:
-        raise RuntimeError(f"the losses hardly change: {plain}")
-    differing = float(sum(a != b for a, b in zip(plain, sleeping, strict=True)))
-    return {"machine": machine(), "differing": differing, "host_share": host_share}
-
-
-def turns(allocator: str, folder: str, me: str, turn_gib: float) -> dict[str, Any]:
-    """Takes turns with the other process. `a` first fills the device but for half as much again
-    as one of them needs, once both have their contexts. short: turns without memory."""
-    import esper_alloc
-
-    choose_allocator(allocator)
-    first, size = me == "a", int(turn_gib * GIB)
-    mine, theirs = Path(folder, me), Path(folder, "b" if first else "a")
-
-    def tell(number: int) -> None:
-        scratch = mine.with_suffix(".new")
-        scratch.write_text(str(number))
-        os.replace(scratch, mine)
-
-    def wait_for(number: int) -> None:
-        while not (theirs.exists() and int(theirs.read_text()) >= number):
-            time.sleep(0.0005)
-
-    torch.zeros(1, device="cuda").add_(1)
-    torch.cuda.synchronize()
-    tell(0)
-    wait_for(0)
-    ballast: list[Any] = []
-    if first:
-        free = torch.cuda.mem_get_info()[0] - size * 3 // 2
-        with esper_alloc.tag("ballast"):
-            ballast.append(torch.empty(max(free, 0), device="cuda", dtype=torch.uint8))
-    kept: list[Any] = []
-    wrong = short = 0
-    for turn in range(TURNS):
-        wait_for(turn if first else turn + 1)
-        if not kept:
-            with esper_alloc.tag("kept"):
-                kept = make_tensors(size)
-            expected = [float(x[0]) for x in kept]
-        else:
-            try:
-                esper_alloc.wake("kept")
-            except torch.OutOfMemoryError:
-                short += 1
-        if not short:
-            wrong += [float(x[0]) for x in kept] != expected
-            wrong += len(esper_alloc.sleep("kept").stays)
-            torch.cuda.empty_cache()
-        tell(turn + 1)
-    if wrong:
-        raise RuntimeError(f"contents were not what they were, or memory stayed: {wrong} times")
-    return {"machine": machine(), "short": float(short)}

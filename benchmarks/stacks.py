@@ -15,16 +15,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import random
-import re
-import signal
-import subprocess
+import runpy
 import sys
 import time
 import traceback
@@ -32,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from common import (
     EXPANDABLE,
@@ -47,7 +43,6 @@ from common import (
     Side,
     Topic,
     column,
-    installed,
     medians,
     workers,
 )  # fmt: skip
@@ -62,19 +57,12 @@ MOST_FINDINGS = 12
 
 @dataclass(frozen=True)
 class Program:
-    """title: in documents. needs: packages, as they are imported. control: it runs without a side
-    stream as well, and same_sums: with the same outputs then, bit for bit."""
+    """title: in documents. needs: packages, as they are imported. judge: the case whose outputs are
+    right, bit for bit."""
 
     title: str
     needs: tuple[str, ...]
-    control: bool = True
-    same_sums: bool = True
-    gpus: int = 1
-
-    @property
-    def judge(self) -> str:
-        """The case whose outputs are right."""
-        return CONTROL if self.control and self.same_sums else NATIVE
+    judge: str = CONTROL
 
 
 PROGRAMS = {
@@ -87,9 +75,7 @@ PROGRAMS = {
     "deepspeed_zero3": Program("DeepSpeed, ZeRO-3 with offloading", ("deepspeed",)),
     "torchrec_pipeline": Program("torchrec, train pipeline", ("torchrec", "fbgemm_gpu")),
     # Shared experts that overlap come later in the sum of gradients.
-    "megatron_moe": Program("Megatron-core, experts", ("megatron.core",), same_sums=False),
-    "lightning_fit": Program("Lightning, `Trainer.fit`", ("pytorch_lightning",), control=False),
-    "accelerate_fsdp2": Program("accelerate, FSDP2", ("accelerate", "transformers"), control=False, gpus=2),
+    "megatron_moe": Program("Megatron-core, experts", ("megatron.core",), NATIVE),
 }  # fmt: skip
 
 
@@ -158,12 +144,11 @@ class Run:
         return LlamaForCausalLM(LlamaConfig(**{**usual, **shape, **more}))
 
     def process_group(self) -> None:
-        """This process alone, where torchrun did not start it."""
+        """This process alone."""
         import torch.distributed as dist
 
-        if "RANK" not in os.environ:
-            alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
-            os.environ.update(alone, MASTER_ADDR="127.0.0.1")
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
+        os.environ.update(alone, MASTER_ADDR="127.0.0.1")
         dist.init_process_group("nccl" if self.device == "cuda" else "gloo")
 
 
@@ -181,11 +166,7 @@ def text_of(output: Any) -> str:
 
 def load(name: str) -> Callable[[Run], None]:
     """The function of a program. By its path: no library finds programs for modules of its own."""
-    spec = importlib.util.spec_from_file_location(f"stack_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[[Run], None] = module.program
+    found: Callable[[Run], None] = runpy.run_path(str(FOLDER / f"{name}.py"))["program"]
     return found
 
 
@@ -206,41 +187,6 @@ def told(findings: Sequence[Any]) -> list[str]:
     ]
 
 
-def run_program(name: str, run: Run, allocator: str, audited: bool) -> None:
-    """Runs it in this process, and reports."""
-    import torch
-    from measuring import memory_figures, use_allocator
-
-    if on_gpu := run.device == "cuda":
-        use_allocator(allocator)
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    figures: dict[str, Any] = {"machine": about(run.device), "failed": 1}
-    context: Any = contextlib.nullcontext()
-    if audited and on_gpu:
-        import esper_alloc
-
-        context = esper_alloc.audit()
-    report = None
-    tell(figures)  # there if the program dies
-    try:
-        with context as report:
-            run.seed()
-            load(name)(run)
-            figures.update(run.figures(), failed=0)
-            figures.update(memory_figures() if on_gpu else {})
-    finally:
-        if report is not None:
-            figures.update(findings=len(report.findings), told=told(report.findings))
-        tell(figures)
-
-
-def tell(figures: Mapping[str, Any]) -> None:
-    """Reports, if this is the first rank, on a line of its own."""
-    if os.environ.get("RANK", "0") == "0":
-        print(flush=True)
-        workers.report(figures)
-
-
 def about(device: str) -> dict[str, Any]:
     """The machine, for the result file, with the versions of libraries."""
     import torch
@@ -259,21 +205,8 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes: to try a program")
     parser.add_argument("--control", action="store_true", help="without the side stream")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--allocator", default=NATIVE, help=argparse.SUPPRESS)
-    parser.add_argument("--audited", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     run = Run(asked.device, asked.small, asked.control or asked.device == "cpu", asked.steps)
-    if asked.worker:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent, which may be stopped
-        code = 1
-        try:
-            run_program(asked.program, run, asked.allocator, asked.audited)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(code)  # libraries' threads may end the way out by a signal, or never
     run.seed()
     load(asked.program)(run)
     for number, output in enumerate(run.figures()["outputs"], 1):
@@ -281,13 +214,6 @@ def main() -> None:
 
 
 # --- all of them, measured ---------------------------------------------------
-def last_line(said: str) -> str:
-    """What a program died of: the last line that names an error, or the last one."""
-    errors = re.findall(r"^(?:\[rank\d+\]: )?[\w.]*(?:Error|Exception): .+$", said, re.M)
-    lines = [*filter(None, map(str.strip, said.splitlines()))]
-    return str((errors or lines or ["it said nothing"])[-1][:300])
-
-
 def measure(
     allocator: str,
     program: str,
@@ -296,37 +222,37 @@ def measure(
     control: bool = False,
     audited: bool = False,
     small: bool = False,
-) -> dict[str, Any]:
-    """The figures of a program that runs in a process of its own, as it may die of its
-    allocator: failed, 1 then; why; step_ms; outputs; memory_figures(); findings and told."""
-    missing = [name for name in PROGRAMS[program].needs if not installed(name)]
-    if missing:
-        why = {program: f"the package {missing[0]} is not installed"}
-        return {"machine": about(device), "left_out": why}
-    command, variables = [sys.executable], dict(os.environ)
-    if PROGRAMS[program].gpus > 1:
-        ranks = str(PROGRAMS[program].gpus)
-        command += "-m torch.distributed.run --standalone --nproc-per-node".split() + [ranks]
-    else:  # libraries that see more GPUs use them
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-        variables["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
-    flags = {"--small": small, "--control": control, "--audited": audited, "--worker": True}
-    command += [__file__, program, "--device", device, "--steps", str(steps)]
-    command += ["--allocator", allocator, *(flag for flag, on in flags.items() if on)]
-    figures: dict[str, Any] = {"failed": 1}
+) -> NoReturn:
+    """Reports the figures of a program: failed, 1 if it raised; why; step_ms; outputs;
+    memory_figures(); findings and told."""
+    from measuring import memory_figures, use_allocator
+
+    on_gpu = device == "cuda"
+    context: Any = contextlib.nullcontext()
+    if on_gpu:
+        use_allocator(allocator)
+    if audited and on_gpu:
+        import esper_alloc
+
+        context = esper_alloc.audit()
+    figures: dict[str, Any] = {"machine": about(device), "failed": 0}
+    report = None
     try:
-        done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
-        )
-        output, errors = done.stdout, done.stderr
-    except subprocess.TimeoutExpired as late:
-        output = (late.stdout or b"").decode(errors="replace")
-        errors = f"it did not end within {PATIENCE_S:.0f} s"
-    for line in output.splitlines():
-        figures |= workers.reported(line) or {}
-    if figures["failed"]:
-        figures["why"] = last_line(errors)
-    return figures
+        with context as report:
+            run = Run(device, small, control or not on_gpu, steps)
+            run.seed()
+            load(program)(run)
+            figures |= run.figures()
+            figures |= memory_figures() if on_gpu else {}
+    except Exception as error:
+        traceback.print_exc()
+        figures |= {"failed": 1, "why": f"{type(error).__name__}: {error}"[:300]}
+    if report is not None:
+        figures |= {"findings": len(report.findings), "told": told(report.findings)}
+    print(flush=True)
+    workers.report(figures)
+    sys.stderr.flush()
+    os._exit(0)  # libraries' threads may end the way out by a signal, or never
 
 
 def differing(rounds: Rounds, case: str, peer: str) -> list[int]:
@@ -374,43 +300,26 @@ def rows(name: str, rounds: Rounds, options: Options) -> Iterator[Row]:
             more=more)  # fmt: skip
 
 
-def audited_once(
-    command: Any,
-    part: Part,
-    cases: Sequence[Case],
-    rounds: int,
-    seconds: float,
-    each: Callable[[Rounds], object],
-) -> Rounds:
-    """All cases in the first round, and then those that are timed. A program whose library is not
-    here is asked once, why."""
-    end = time.monotonic() + seconds
-    missing = [one for one in PROGRAMS[part.name].needs if not installed(one)]
-    first = command.measure(part, cases[:1] if missing else cases, 1, seconds, each)
-    left = end - time.monotonic()
-    if missing or rounds < 2 or left <= 0:
-        return list(first)
-    timed = [case for case in cases if case.name != AUDIT]
-    later = command.measure(part, timed, rounds - 1, left, lambda found: each([*first, *found]))
-    return [*first, *later]
-
-
 def part_of(name: str, program: Program) -> Part:
     """Native first, so that outputs can be compared as they come."""
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1"}  # fmt: skip
+        "HF_HUB_OFFLINE": "1",
+        # Libraries that see more GPUs use them.
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
+    }  # fmt: skip
 
     def case(title: str, allocator: str, more: Mapping[str, str] = {}, **how: Any) -> Case:
-        return Case(title, allocator, {"program": name, **how}, {**environment, **more})
+        told = {"program": name, **how}
+        once = title == AUDIT
+        return Case(title, allocator, told, {**environment, **more}, program.needs, once)
 
     cases = [case(NATIVE, NATIVE), case(EXPANDABLE, EXPANDABLE), case(OURS, OURS),
         case(AUTOMATIC, OURS, {"ESPER_ALLOC_USES": "automatic"})]  # fmt: skip
-    cases += [case(CONTROL, NATIVE, control=True)] if program.control else []
-    cases += [case(AUDIT, NATIVE, audited=True)]
+    cases += [case(CONTROL, NATIVE, control=True), case(AUDIT, NATIVE, audited=True)]
     return Part(
         name, "stacks.measure", cases, partial(rows, name), FRESH, ours=None,
-        timeout=PATIENCE_S + 60, gpus=program.gpus, conduct=audited_once, tight=True,
+        timeout=PATIENCE_S, tight=True, may_fail=True,
     )  # fmt: skip
 
 

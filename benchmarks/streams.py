@@ -7,8 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import gc
-import itertools
 import random
 import statistics
 from collections import deque
@@ -16,9 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import MIB, OURS
-from measuring import example, machine, median_ms, ms_a_step, use_allocator
-from torch import nn
+from common import MIB
+from measuring import machine, ms_a_step, seconds_of, use_allocator
 
 
 def mark(marks: str, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
@@ -31,22 +28,6 @@ def mark(marks: str, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
         tensor.record_stream(stream)
 
 
-def set_limit(limit: int) -> None:
-    """From now on this process may have so many bytes."""
-    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
-
-
-def survives(work: Callable[[], object]) -> str | None:
-    """What memory ran out of, or None. The failed work is forgotten entirely."""
-    why = None
-    try:
-        work()
-    except torch.OutOfMemoryError as error:
-        why = str(error).splitlines()[0]
-    gc.collect()
-    return why
-
-
 class Base:
     """What is there before a measurement: an empty cache, and peaks from now on."""
 
@@ -57,20 +38,13 @@ class Base:
         self.active = torch.cuda.memory_stats()["active_bytes.all.current"]
         self.reserved = torch.cuda.memory_reserved()
 
-    def peaks(self, allocator: str = "") -> dict[str, float]:
-        """MiB over what was there, and how often and how long ours held the host back."""
+    def peaks(self) -> dict[str, float]:
+        """MiB over what was there."""
         stats = torch.cuda.memory_stats()
-        figures = {
+        return {
             "peak_over_base_mib": (stats["active_bytes.all.peak"] - self.active) / MIB,
             "reserved_mib": (stats["reserved_bytes.all.peak"] - self.reserved) / MIB,
         }
-        if allocator == OURS:
-            import esper_alloc
-
-            ours = esper_alloc.memory_stats()
-            names = ("held_back", "held_back_seconds", "held_back_in_vain")
-            figures |= {name: ours[name] for name in names}
-        return figures
 
 
 # --- weights, gathered on one stream and used on another ---------------------
@@ -170,7 +144,7 @@ def pipeline(allocator: str, marks: str, layers: str, small: bool = False) -> di
         for _ in range(WARM_STEPS):
             job.step()
         times = [ms_a_step(job.step, TIMED_STEPS) for _ in range(2 if small else BLOCKS)]
-        peaks = job.base.peaks(allocator)
+        peaks = job.base.peaks()
         by_layer = job.by_layer(TIMED_STEPS)
         wanted = job.step(wait=True)
         if float(wanted.float().square().mean()) < 0.01:
@@ -249,8 +223,8 @@ def prefetch(allocator: str, marks: str, layers: int, small: bool = False) -> di
         batches = 8 if small else BATCHES
         base = Base()
         job.run(min(10, batches))
-        taken = median_ms(lambda: job.run(batches), REPEATS)
-        peaks = base.peaks(allocator)
+        taken = [seconds_of(lambda: job.run(batches)) * 1e3 for _ in range(REPEATS)]
+        peaks = base.peaks()
         job.run(batches, wait=True)
         wanted = job.figures.clone()
         job.figures.zero_()
@@ -258,7 +232,12 @@ def prefetch(allocator: str, marks: str, layers: int, small: bool = False) -> di
         job.run(batches)
         torch.cuda.synchronize()
         wrong = int((job.figures != wanted).sum())
-    return {"machine": machine(), "batch_ms": taken / batches, **peaks, "wrong": wrong}
+    return {
+        "machine": machine(),
+        "batch_ms": statistics.median(taken) / batches,
+        **peaks,
+        "wrong": wrong,
+    }
 
 
 # --- copies in and out, beside computation -----------------------------------
@@ -322,63 +301,8 @@ def overlap(allocator: str, marks: str, sizes: str, small: bool = False) -> dict
         job = Overlap(marks, least, most, computing)
         base = Base()
         times = [ms_a_step(job.step, steps) for _ in range(4)]  # the first is to warm up
-        peaks = base.peaks(allocator)
+        peaks = base.peaks()
         return {"machine": machine(), "step_ms": statistics.mean(times[1:]), **peaks}
-
-
-# --- the code of the examples ------------------------------------------------
-def differing(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> int:
-    return sum(not torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-
-
-def reduce_scatter(allocator: str, by_hand: bool = False) -> dict[str, Any]:
-    """24 gradients of 64 MiB, each reduced to a shard on a second stream. peak: MiB active over
-    what was there, without the shards. wrong: shards that differ from those of one stream."""
-    use_allocator(allocator)
-    code = example("reduce_scatter")
-    way = code.by_hand if by_hand else code.by_record_use
-    with torch.no_grad():
-        torch.manual_seed(0)
-        x = torch.randn(code.SIDE, code.SIDE, device="cuda")
-        code.one_stream(x)  # loads kernels, allocates workspaces
-        wanted, _ = code.measure(code.one_stream, x)
-        torch.cuda.empty_cache()
-        base = torch.cuda.memory_reserved()
-        found, peak = code.measure(way, x)
-        reserved = (torch.cuda.max_memory_reserved() - base) / MIB
-        wrong, ms = differing(found, wanted), median_ms(lambda: way(x), 7)
-    return {"machine": machine(), "peak": peak, "reserved": reserved, "wrong": wrong, "ms": ms}
-
-
-def offloading(allocator: str) -> dict[str, Any]:
-    """A training step of 8 layers, whose saved tensors of 64 MiB wait on the host. wrong:
-    gradients that differ from those of a step without offloading."""
-    use_allocator(allocator)
-    code = example("offload_activations")
-    torch.manual_seed(0)
-    pairs = [(nn.Linear(code.WIDTH, code.WIDTH), nn.GELU()) for _ in range(code.LAYERS)]
-    model = nn.Sequential(*itertools.chain(*pairs)).cuda()
-    x = torch.randn(code.ROWS, code.WIDTH, device="cuda")
-    code.train_step(model, x, offload=False)  # loads kernels, allocates workspaces
-    gradients, _ = code.train_step(model, x, offload=False)
-    wanted = [one.cpu() for one in gradients]
-    del gradients
-    model.zero_grad(set_to_none=True)
-    torch.cuda.empty_cache()
-    base = torch.cuda.memory_reserved()
-    found, peak = code.train_step(model, x, offload=True)
-    reserved = (torch.cuda.max_memory_reserved() - base) / MIB
-    wrong = differing([one.cpu() for one in found], wanted)
-    copies = torch.cuda.Stream()
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        with code.Offload(model, copies):
-            loss = model(x).square().mean()
-        loss.backward()
-
-    ms = median_ms(step, 7)
-    return {"machine": machine(), "peak": peak, "reserved": reserved, "wrong": wrong, "ms": ms}
 
 
 # --- within little memory ----------------------------------------------------
@@ -392,21 +316,20 @@ def run_within(
     """Steps of what `make` makes, with so many bytes at the most. failed: 1 where memory ran
     out; then there is no step_ms. reserved: bytes at the peak."""
     if limit is not None:
-        set_limit(limit)
-    took: list[float] = []
-
-    def work() -> None:
+        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
+    why = step_ms = None
+    warm, timed = steps
+    try:
         step = make()
-        warm, timed = steps
         ms_a_step(step, warm)
-        took.append(ms_a_step(step, timed))
-
-    why = survives(work)
+        step_ms = ms_a_step(step, timed)
+    except torch.OutOfMemoryError as error:
+        why = str(error).splitlines()[0]
     stats = torch.cuda.memory_stats()
     return {
         "failed": int(why is not None),
         "why": why,
-        "step_ms": took[0] if took else None,
+        "step_ms": step_ms,
         "reserved": torch.cuda.max_memory_reserved(),
         "reserved_mib": torch.cuda.max_memory_reserved() / MIB,
         "limit_mib": limit / MIB if limit else None,

@@ -7,12 +7,10 @@ rows the documents show stands in shown.py.
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from common import (
@@ -22,7 +20,6 @@ from common import (
     NATIVE,
     OURS,
     PEERS,
-    RMM,
     STAYS,
     Case,
     Options,
@@ -31,9 +28,8 @@ from common import (
     Row,
     Topic,
     column,
-    everybody,
 )
-from jobs_rows import AGAIN, job_rows, passes, title_of, with_best
+from jobs_rows import AGAIN, job_rows, passes, with_best
 from stacks import STACKS
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -79,9 +75,14 @@ def marked(name: str, marks: str, **environment: str) -> Case:
     return Case(name, allocator, {"marks": marks}, environment)
 
 
-def of(*allocators: str) -> list[Case]:
+def of(*allocators: str, **environment: str) -> list[Case]:
     """A case for each allocator, named after it."""
-    return [Case(one, one) for one in allocators]
+    return [Case(one, one, environment=environment) for one in allocators]
+
+
+def everybody(**environment: str) -> list[Case]:
+    """Ours and every peer."""
+    return of(OURS, *PEERS, **environment)
 
 
 MARKED = {
@@ -98,14 +99,13 @@ MARKED = {
 STEP, BATCH = ("step time", "ms", "step_ms"), ("time a batch", "ms", "batch_ms")
 ACTIVE = ("peak active over base", "MiB", "peak_over_base_mib")
 RESERVED = ("reserved over base", "MiB", "reserved_mib")
-WRONG = ("elements of x that differ from those of a step that waited", "elements", "wrong")
-NONE_WRONG = (*WRONG, 0, "ours")
-VIEWS, OURS_RECIPE = "esper_alloc, record_use of views", "esper_alloc, recipe"
-UNPROTECTED = "native, no protection"
+NONE_WRONG = (
+    "elements of x that differ from those of a step that waited", "elements", "wrong", 0, "ours",
+)  # fmt: skip
+VIEWS = "esper_alloc, record_use of views"
 PIPELINE_CASES = [
-    MARKED[RECORD_STREAM], MARKED[RECIPE], marked(UNPROTECTED, "none"), MARKED[RECORD_USE],
-    MARKED[TIGHT], marked(VIEWS, "views"), MARKED[OURS_STREAM], MARKED[UNMARKED],
-    marked(OURS_RECIPE, "recipe"),
+    MARKED[RECORD_STREAM], MARKED[RECIPE], MARKED[RECORD_USE], MARKED[TIGHT],
+    marked(VIEWS, "views"), MARKED[OURS_STREAM], MARKED[UNMARKED],
 ]  # fmt: skip
 #: Active: the recipe's 384 MiB and half of the allowance.
 BY_RECIPE = (
@@ -126,14 +126,10 @@ def pipeline_rows(rounds: Rounds, options: Options) -> list[Row]:
     return [
         *beside(RECORD_USE, RECIPE, *BY_RECIPE),
         *beside(RECORD_USE, RECORD_STREAM, STEP, RESERVED, NONE_WRONG),
-        *beside(RECORD_USE, UNPROTECTED, STEP, ACTIVE, WRONG),
-        *beside(RECORD_USE, OURS_RECIPE, STEP, ACTIVE, RESERVED),
         *beside(VIEWS, RECIPE, *BY_RECIPE, title="views, grad mode: "),
         *beside(OURS_STREAM, RECIPE, *BY_RECIPE, title="record_stream: "),
         *beside(UNMARKED, RECIPE, *BY_RECIPE, title="automatic uses: "),
         *beside(TIGHT, RECIPE, BY_RECIPE[0], (*ACTIVE, 384, "ours"), title="allowance 64MiB: "),
-        # The recipe as it stands, on ours beside on native.
-        *beside(OURS_RECIPE, RECIPE, STEP, ACTIVE, RESERVED, title="recipe untouched: "),
         *beside(RECORD_USE, RECORD_STREAM, ACTIVE, more=by_layer),
     ]
 
@@ -199,49 +195,6 @@ OVERLAP = Topic(
 )
 
 
-def recipe_part(name: str, measure: str, *by_hand: Case) -> Part:
-    figures = (
-        ("reserved over base", "MiB", "reserved"), ("step time", "ms", "ms", 1.02, "mean_ratio"),
-        ("results that differ", "tensors", "wrong", 0.0, "ours"),
-    )  # fmt: skip
-    peak = ("peak active over base", "MiB", "peak")
-    rows = beside(RECORD_USE, RECORD_STREAM, (*peak, 1.0), *figures, title=f"{name}: ")
-    for case in by_hand:  # two gradients are in flight, and here one or more, as memory allows
-        rows += beside(RECORD_USE, case.name, peak, *figures, title=f"{name}: ")
-    cases = [Case(RECORD_STREAM, NATIVE), *by_hand, Case(RECORD_USE, OURS)]
-    return Part(name, measure, cases, rows, ours=None)
-
-
-BY_HAND_TENSORS = Case(BY_HAND, NATIVE, {"by_hand": True})
-RECIPES = Topic(
-    "Two pipelines of docs/migrating.md: reducing gradients on a second stream, and offloading.",
-    recipe_part("reduce-scatter", "streams.reduce_scatter", BY_HAND_TENSORS),
-    recipe_part("offloading", "streams.offloading"),
-)
-#: The default first. The others are compared with it.
-SIZES = ("128MiB", "0", "64MiB", "256MiB", "512MiB", "off")
-
-
-def allowance_part(name: str, measure: str, step: Figure, **how: Any) -> Part:
-    default, *others = (f"allowance {size}" for size in SIZES)
-    cases = [marked(f"allowance {one}", "record_use", ESPER_ALLOC_ALLOWANCE=one) for one in SIZES]
-    held_back = (
-        ("the host was held back", "times", "held_back"),
-        ("the host was held back, all told", "s", "held_back_seconds"),
-        ("the host was held back in vain", "times", "held_back_in_vain"),
-    )
-    figures = (step, ACTIVE, RESERVED, *held_back)
-    title = f"{name}, {default}: "
-    rows = [row for one in others for row in beside(default, one, *figures, title=title)]
-    return Part(name, measure, told(cases, **how), rows, ours=None)
-
-
-ALLOWANCES = Topic(
-    "What do other allowances cost in memory and time?",
-    allowance_part("pipeline", "streams.pipeline", STEP, layers="small"),
-    allowance_part("prefetch", "streams.prefetch", BATCH, layers=4),
-    allowance_part("overlap", "streams.overlap", STEP, sizes="small"),
-)
 LEAST, OF_LEAST = f"{OURS}, allowance 0", 1.05
 
 
@@ -295,23 +248,8 @@ JOBS = (
 HOST_BOUND = ("llama_decode", "ppo", "serving")
 
 
-def inside(
-    command: Any, part: Part, cases: Sequence[Case], rounds: int, seconds: float, each: Any
-) -> Rounds:
-    """Records two passes of the job under native, as memory grows in the first and is there in the
-    second, and lets each case run their mallocs and frees."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/job.pickle"
-        how = {"job": part.name.removeprefix("inside-"), "path": path, "passes": 2}
-        record = replace(part, measure="jobs.record", workers=FRESH)
-        command.measure(record, [Case(NATIVE, NATIVE, how, DETERMINISTIC)], 1)
-        if not Path(path).exists():
-            return []
-        return command.measure(part, told(cases, files=[path], cold=True), rounds, seconds, each)
-
-
 def job_part(job: str) -> Part:
-    cases = [*everybody(**DETERMINISTIC)]
+    cases = everybody(**DETERMINISTIC)
     cases += [Case(AGAIN, NATIVE, environment=DETERMINISTIC)] if job in HOST_BOUND else []
     rows = partial(job_rows, job, job in ("llama_decode", "serving"))
     return Part(
@@ -320,66 +258,10 @@ def job_part(job: str) -> Part:
     )  # fmt: skip
 
 
-def inside_part(job: str) -> Part:
-    def rows(rounds: Rounds, options: Options) -> list[Row]:
-        name = f"{title_of(job, options.segments)}: time inside the allocator"
-        return beside_peers((name, "us", "job: whole_inside_us", 1.0))
-
-    return Part(f"inside-{job}", "calls.malloc_times", everybody(**DETERMINISTIC), rows,
-                by_default=False, conduct=inside, **LOOPS)  # fmt: skip
-
-
 JOBS_TOPIC = Topic(
-    """How much memory do whole jobs take from the device, how long is a step, are outputs the same?
-
-inside-JOB: how long are two passes inside the allocator, from an emptied cache on?""",
+    "How much memory do whole jobs take from the device, how long is a step, are outputs the same?",
     *map(job_part, JOBS),
-    *map(inside_part, JOBS),
     rounds=60,
-)
-BEST, LIMITED = "best peer", [one for one in PEERS if one != RMM]
-
-
-def best_of(rounds: Rounds) -> Rounds:
-    """The rounds, each with the best peer's figures under a name of its own."""
-    found = []
-    for one in rounds:
-        best = {}
-        for key, choose in (("batch", max), ("failed", min), ("step_ms", min)):
-            values = [one[peer][key] for peer in LIMITED if one.get(peer, {}).get(key) is not None]
-            best |= {key: choose(values)} if values else {}
-        found.append({**one, BEST: best})
-    return found
-
-
-def limit_rows(what: str, job: str, rounds: Rounds, options: Options) -> Iterator[Row]:
-    title = title_of(job, options.segments)
-    if what == "batch":
-        name = (f"{title}: largest batch within 20 GiB", "sequences", "batch", OURS)
-        yield Row(*name, BEST, 1.0, "at_least")
-        yield from (Row(*name, peer) for peer in LIMITED)
-        return
-    title += {"tight": ", 99% of 20 GiB in use", "neighbour": ", beside a neighbour"}[what]
-    for peer in (BEST, *LIMITED):
-        goal = (0.0, "difference") if peer == BEST else ()
-        yield Row(f"{title}: failed", "runs", "failed", OURS, peer, *goal)
-        if column(rounds, peer, "step_ms"):
-            yield Row(f"{title}: step time", "ms", "step_ms", OURS, peer)
-
-
-def limit_part(what: str, job: str) -> Part:
-    how = {"what": what, "job": job}
-    cases = [Case(one, one, how, DETERMINISTIC) for one in (OURS, *LIMITED)]
-    return Part(
-        f"{what}-{job}", "jobs.limits", cases, partial(limit_rows, what, job), imports=job,
-        derive=best_of, together=what == "batch",  # each has its 20 GiB, and nothing is timed
-    )  # fmt: skip
-
-
-LIMITS = Topic(
-    "What still works when memory is short: the largest batch, 99% in use, beside a neighbour?",
-    *(limit_part(what, job) for what in ("batch", "tight", "neighbour") for job in JOBS[:2]),
-    rounds=1,
 )
 
 # --- calls -------------------------------------------------------------------
@@ -416,7 +298,7 @@ LIVE = (
 
 
 def churn_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
-    """Of what there was room for. The cost grows no faster than the logarithm."""
+    """Of what was measured. The cost grows no faster than the logarithm."""
     there = [one for one in LIVE if column(rounds, OURS, f"{one}: ns")]
     for one in there:
         yield from beside_peers((f"free and malloc among {one}", "ns", f"{one}: ns", 0.3))
@@ -442,10 +324,8 @@ def malloc_times_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
             ("malloc, the whole job, 99.9th percentile", "whole_slow_us", 1.5),
             ("malloc, the whole job, median", "whole_median_us"),
             ("malloc, the whole job, all together", "whole_sum_us", 1.0),
-            ("malloc and free, the whole job, all together", "whole_inside_us"),
             ("malloc, once warm, 99.9th percentile", "warm_slow_us"),
             ("malloc, once warm, median", "warm_median_us"),
-            ("malloc and free, once warm, all together", "warm_inside_us"),
         ):
             if f"{job}: {key}" in keys:
                 yield from beside_peers((f"{job}: {title}", "us", f"{job}: {key}", *goal))
@@ -454,17 +334,12 @@ def malloc_times_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
 MALLOC_TIMES = Topic(
     "How long do a recorded job's slowest mallocs take, and all mallocs and frees together?",
     Part("malloc_times", "calls.malloc_times", everybody(), malloc_times_rows, **LOOPS),
-    settings={"files": ("",), "cold": 0},
+    settings={"files": ("",)},
 )
 STARTUP = Topic(
-    "What does it cost to be there: importing, an idle process, the first allocation?",
-    Part("imports", "startup.imports", of(OURS), workers=FRESH, rounds=5, rows=beside(
-        OURS, OURS, ("import torch and esper_alloc", "ms", "import_ms", 30.0, "difference"),
-        ("the same, and enable()", "ms", "enabled_ms"),
-        peer_key="torch_ms", peer_name="import torch",
-    )),
+    "What does it cost to be there: an idle process, the first allocation?",
     # Whoever is first in the first round has the driver's libraries read from the disk.
-    Part("first", "startup.first", everybody(), same_cores=True, warm_up=1,
+    Part("first", "calls.first", everybody(), same_cores=True, warm_up=1,
          derive=lambda rounds: rounds[1:], rows=beside_peers(
         ("idle device memory", "MiB", "idle_mib", 1.0),
         ("first allocation to the end of the first kernel", "ms", "first_ms", 1.0, "no_worse"),
@@ -474,15 +349,6 @@ STARTUP = Topic(
 )  # fmt: skip
 
 # --- marks, automatic uses, audits -------------------------------------------
-PRECISION = Topic(
-    "When does the memory of a dropped tensor serve again?",
-    Part("precision", "marks.precision", [MARKED[RECORD_USE], MARKED[RECORD_STREAM]], beside(
-        RECORD_USE, RECORD_STREAM,
-        ("dropped memory serves again after, 50 ms of work queued", "ms", "serves_again_ms", 0.2),
-        ("memory taken from the device for the next allocation", "MiB", "grown_mib"),
-        ("elements that the reader got wrong", "elements", "wrong", 0.0),
-    ), ours=RECORD_USE, same_cores=True),
-)  # fmt: skip
 CAPTURED = (
     ("capture time", "ms", "capture_ms"), ("replay time", "ms", "replay_ms"),
     ("elements that replays got wrong", "elements", "wrong", 0.0),
@@ -502,15 +368,12 @@ CAPTURES = Topic(
 
 
 def mark_rows() -> Iterator[Row]:
-    for form, goal in (("call", 300.0), ("cycle", 300.0), ("eight", None)):
+    for form in ("call", "cycle"):
         mark, old = f"record_use, {form}", f"record_stream, {form}"
-        yield Row(mark, "ns", mark, OURS, NATIVE, goal, "difference", old, RECORD_STREAM)
+        yield Row(mark, "ns", mark, OURS, NATIVE, 300.0, "difference", old, RECORD_STREAM)
         yield own(OURS, mark, "ns", mark, peer_key=old, peer_name=OURS_STREAM)
     yield Row("using, cycle", "ns", "using, cycle", OURS, NATIVE, peer_key="record_stream, cycle",
               peer_name=RECORD_STREAM)  # fmt: skip
-    for count in ("1,000", "10,000"):
-        name = f"allocate beside {count} tensors that record_stream holds up"
-        yield Row(name, "ns", f"beside {count}", OURS, NATIVE, 1.0)
     bare = {"peer_key": "C, cuEventRecord", "peer_name": "cuEventRecord"}
     for name in ("C, esper_alloc_record_use", "C, esper_record_use"):
         yield own(OURS, name, "ns", name, 1.5, **bare)
@@ -535,56 +398,47 @@ AUTOMATIC_USES = Topic(
         *(
             automatic_row(f"{name}, {where}", "ns", 150.0, "difference")
             for where in ("at home", "elsewhere")
-            for name in ("add", "view", "add of lists, a tensor")
+            for name in ("add", "view")
         ),
-        automatic_row("add, dropped", "ns", None, "difference"),
         automatic_row("GPT-2 step, one stream", "ms", 1.01),
         automatic_row("prefetching GPT-2 step", "ms", 1.01),
     ]),
 )  # fmt: skip
 SANITIZER = "torch.cuda._sanitizer"
-BUGS, CORRECT = "bugs missed", "correct programs reported"
 
 
 def corpus_rows(rounds: Rounds, options: Options) -> Iterator[Row]:
-    """A row for each program: of a bug, 1 if it was missed; else how much was reported. The
-    sanitizer knows no kinds, so any report at the bug's line counts for it."""
-    found = rounds[0]["corpus"]
-    totals = {BUGS: [0, 0, 0], CORRECT: [0, 0, 0]}
-    for name, (said, reported) in found["audit"].items():
-        _, raced = found["sanitizer"][name]
+    """The sanitizer knows no kinds, so any report at a bug's line counts for it."""
+    corpus = rounds[0]["corpus"]
+    bugs, correct = [], []
+    for name, (said, reported) in corpus["audit"].items():
+        _, raced = corpus["sanitizer"][name]
         if said:
-            missed = not {line for _, line in said} <= {line for _, line in raced}
-            total, unit, ours, peer = BUGS, "missed", int(reported != said), int(missed)
+            found = {line for _, line in said} <= {line for _, line in raced}
+            bugs.append((reported != said, not found))
         else:
-            total, unit, ours, peer = CORRECT, "reports", len(reported), len(raced)
-        yield Row(f"{unit}: {name}", unit, "", ours, peer, 0, "ours", peer_name=SANITIZER)
-        for i, more in enumerate((1, bool(ours), bool(peer))):
-            totals[total][i] += more
-    for name, (count, ours, peer) in totals.items():
-        yield Row(f"{name}, of {count}", "programs", "", ours, peer, 0, "ours", peer_name=SANITIZER)
+            correct.append((bool(reported), bool(raced)))
+    for name, programs in (("bugs missed", bugs), ("correct programs reported", correct)):
+        ours, peer = (float(sum(side)) for side in zip(*programs))
+        name = f"{name}, of {len(programs)}"
+        yield Row(name, "programs", "", ours, peer, 0, "ours", peer_name=SANITIZER)
 
 
 AUDITED = {"peer_key": "alone", "peer_name": "no audit"}
 AUDITING: dict[str, Any] = {"ours": None, "timeout": 400.0}
 AUDITOR = Topic(
     "What does the auditor cost, and what does it find beside torch.cuda._sanitizer?",
-    Part("step", "audits.steps", [Case("step, ours", OURS), Case("step, native", NATIVE)], [
+    Part("step", "audits.steps", [
+        Case("step, ours", OURS), Case("step, native", NATIVE), Case("step, fence", OURS, {"fence": True}),
+    ], [
         own("step, ours", "GPT-2 step, audited", "ms", "audited", 3.0, **AUDITED),
         own("step, native", "GPT-2 step under native, audited", "ms", "audited", 3.0, **AUDITED),
+        own("step, fence", "step, fence", "ms", "audited", **AUDITED),
+        own("step, fence", "peak reserved, fence", "MiB", "audited_mib", peer_key="alone_mib",
+            peer_name="no audit"),
     ], imports="gpt2", **AUDITING),
     Part("corpus", "audits.programs", [Case("corpus", NATIVE)], corpus_rows, rounds=1, **AUDITING),
 )  # fmt: skip
-KINDS = ("no audit", "audit", "fence")
-FENCE = Topic(
-    "What does an audit with a fence cost a training step of GPT-2, and in memory?",
-    Part("fence", "audits.fence", [Case(kind, OURS, {"kind": kind}) for kind in KINDS], [
-        Row(f"{name}, {kind}", unit, key, kind, KINDS[0])
-        for name, unit, key in (("step", "ms", "step_ms"), ("peak reserved", "MiB", "mib"))
-        for kind in KINDS[1:]
-    ], ours=None, imports="gpt2"),
-)  # fmt: skip
-
 # --- sleep and wake ----------------------------------------------------------
 SAVER, A_GIB = "torch_memory_saver", "a GiB of a later sleep"
 SAVER_BY_DEFAULT = f"{SAVER}, by default"
@@ -616,38 +470,13 @@ BANDWIDTH_ROWS = [
 ]  # fmt: skip
 
 
-def take_turns_asleep(command: Any, part: Part, cases: Sequence[Case], *_: Any) -> Rounds:
-    """Both at once, in a folder that they share."""
-    with tempfile.TemporaryDirectory() as folder:
-        return command.measure(part, told(cases, folder=folder), 1)
-
-
-def turn_rows(rounds: Rounds, options: Options) -> list[Row]:
-    name = f"two processes, {options.settings['turn_gib']:g} GiB each, turns without memory, of 50"
-    both = [rounds[0][me]["short"] for me in ("a", "b") if me in rounds[0]]
-    short = [sum(both)] if len(both) == 2 else []
-    return [Row(name, "", "", short, 0.0, 0.0, "ours", peer_name="nothing")]
-
-
 SLEEP = Topic(
-    "How fast does memory sleep and wake, and does everything go on as before?",
+    "How fast does memory sleep and wake?",
     Part("bandwidth", "sleep.bandwidth",
-         [*of(OURS), Case(SAVER, NATIVE, {"saver": "keeps host memory"}, needs=SAVER),
-          Case(SAVER_BY_DEFAULT, NATIVE, {"saver": "by default"}, needs=SAVER)],
+         [*of(OURS), Case(SAVER, NATIVE, {"saver": "keeps host memory"}, needs=(SAVER,)),
+          Case(SAVER_BY_DEFAULT, NATIVE, {"saver": "by default"}, needs=(SAVER,))],
          BANDWIDTH_ROWS, FRESH),
-    Part("graphs", "sleep.graphs", of(OURS), [
-        at_best("graph replays that differ, of 100 after a sleep", "wrong", 0.0),
-    ], FRESH, rounds=1),
-    Part("training", "sleep.training",
-         [Case(OURS, OURS, environment=DETERMINISTIC, needs="transformers")], [
-        at_best("GPT-2 asleep after each step: losses that differ, of 12", "differing", 0.0,
-                called="GPT-2 awake"),
-        at_best("GPT-2: host memory over live bytes", "host_share", 1.02, best=1.0,
-                called="live bytes"),
-    ], FRESH, rounds=1),
-    Part("turns", "sleep.turns", [Case(me, OURS, {"me": me}) for me in ("a", "b")], turn_rows,
-         ours=None, rounds=1, together=True, conduct=take_turns_asleep),
-    settings={"gib": 20.0, "plain_gib": 5.0, "cycles": 6, "turn_gib": 8.0},
+    settings={"gib": 20.0, "plain_gib": 5.0, "cycles": 6},
 )  # fmt: skip
 
 # --- PyTorch's engines -------------------------------------------------------
@@ -798,7 +627,7 @@ lengths, for so many seconds a case. --set device=cpu tries it without a GPU."""
 
 # --- helpers -----------------------------------------------------------------
 PLAIN = "native, plain PyTorch"
-FORMS = {"1 x 512": 3, "4 x 128": 8, "16 x 32": 20, "64 x 32": 25}  # times as fast as plain
+FORMS = {"1 x 512": 3, "16 x 32": 20, "64 x 32": 25}  # times as fast as plain
 GATHER = Topic(
     "How fast are gathered batches, on data in CIFAR's shapes?",
     Part("gather", "helpers.gather", of(OURS, NATIVE), workers=FRESH, rows=[
@@ -816,7 +645,7 @@ NORMALIZE = Topic(
     Part("normalize", "helpers.normalize", of(NATIVE), workers=FRESH, ours=NATIVE, rows=[
         own(NATIVE, f"update_and_normalize, {size}", "us", f"update_and_normalize {size}", goal,
             peer_key=f"plain {size}", peer_name="plain PyTorch")
-        for size, goal in (("64x64", 1 / 8), ("1024x128", 1 / 8), ("65536x64", 1 / 5))
+        for size, goal in (("64x64", 1 / 8), ("65536x64", 1 / 5))
     ]),
 )  # fmt: skip
 CIFAR_ENVS = Topic(
@@ -832,45 +661,19 @@ CIFAR_ENVS = Topic(
             1.03),
     ]),
 )  # fmt: skip
-DTYPES = ("fp32", "fp64")
-
-
-#: On each device: the name, ours and the peer, the peer's name, and perhaps a goal.
-COMPARED: dict[str, tuple[tuple[Any, ...], ...]] = {
-    "cuda": (
-        ("graphs with the wrapper", "graphs", "eager", "eager"),
-        ("graphs with the wrapper", "graphs", "compiled", "compiled without graphs"),
-        ("compiled without graphs", "compiled", "eager", "eager"),
-    ),
-    "cpu": (
-        ("CPU, with the wrapper", "wrapped", "compiled", "without it", 1.05),
-        ("CPU, compiled", "compiled", "eager", "eager"),
-    ),
-}
-
-
-def graph_rows(device: str, rounds: Rounds, options: Options) -> Iterator[Row]:
-    for dtype in DTYPES:
-        for size in options.settings["sizes"]:
-            for name, ours, peer, where, *goal in COMPARED[device]:
-                keys = {"peer_key": f"{size}: {peer}", "peer_name": where}
-                name = f"simulator {dtype}, {size} x {size}: {name}"
-                yield own(dtype, name, "ms", f"{size}: {ours}", *goal, **keys)
-
-
-def graph_part(device: str, **more: Any) -> Part:
-    cases = [Case(one, NATIVE, {"dtype": one, "device": device}) for one in DTYPES]
-    rows = partial(graph_rows, device)
-    return Part(device, "graphs.measure", cases, rows, FRESH, ours=None, timeout=400.0, **more)
-
-
+SIMULATED = "simulator fp32, 1024 x 1024: "
 CUDAGRAPH_OUTPUTS = Topic(
     "The simulator of examples/simulator.py: eager, compiled, and with CUDA graphs.",
-    graph_part("cuda"),
-    graph_part("cpu", gpus=0, by_default=False),
+    Part("simulator", "helpers.simulator", of(NATIVE), workers=FRESH, ours=NATIVE, timeout=400.0, rows=[
+        own(NATIVE, SIMULATED + name, "ms", ours, peer_key=peer, peer_name=peer)
+        for name, ours, peer in (
+            ("graphs with the wrapper", "graphs", "eager"),
+            ("graphs with the wrapper", "graphs", "compiled without graphs"),
+            ("compiled without graphs", "compiled without graphs", "eager"),
+        )
+    ]),
     rounds=1,
-    settings={"sizes": (256, 512, 1024), "iterations": 3},
-)
+)  # fmt: skip
 
 NO_BOX = "esper_alloc, no black box"
 WITH_AND_WITHOUT = [
@@ -901,7 +704,7 @@ BLACK_BOX = Topic(
     )),
     box_job_part("gpt2", 1.005),
     box_job_part("ppo", 1.01),
-    Part("written", "recording.written", [
+    Part("written", "calls.written", [
         *told(of(OURS, NATIVE), events=1_000_000),
         Case(TEN_MILLION, OURS, {"events": 10_000_000}, {"ESPER_ALLOC_BLACK_BOX": "256MiB"}),
     ], rounds=1, loops=True, rows=[
@@ -948,15 +751,15 @@ EXPLAIN = Topic(
 )  # fmt: skip
 
 VLLM_SLEEPS, ENGINE_BESIDE = "native, vLLM's sleep mode", f"{OURS}, engine in a process"
-AWAKE = f"{OURS}, nobody sleeps"
+AWAKE, VLLM = f"{OURS}, nobody sleeps", ("vllm",)
 COLOCATED = Topic(
     "A trainer and vLLM take turns on one GPU: what do sleeping and waking cost a step?",
     Part("step", "colocated.step", [
-        Case(OURS, OURS, needs="vllm"),
-        Case(AWAKE, OURS, {"flags": ("--awake", "--share", "0.3")}, needs="vllm"),
-        Case(VLLM_SLEEPS, NATIVE, needs="vllm"),
+        Case(OURS, OURS, needs=VLLM),
+        Case(AWAKE, OURS, {"flags": ("--awake", "--share", "0.3")}, needs=VLLM),
+        Case(VLLM_SLEEPS, NATIVE, needs=VLLM),
         Case(ENGINE_BESIDE, OURS, {"flags": ("--engine-process",)}, {"ESPER_ALLOC": "1"},
-             needs="vllm"),
+             needs=VLLM),
     ], [
         Row("a step", "s", "step_s", OURS, AWAKE, 1.35),
         *beside(OURS, VLLM_SLEEPS, ("a step", "s", "step_s"),
@@ -968,7 +771,7 @@ COLOCATED = Topic(
                 ("sleep and wake of both", "s", "turns_s"), title="engine in a process: "),
     ], FRESH, timeout=400.0),
     Part("cycles", "colocated.cycles",
-         [Case(OURS, OURS, needs="vllm"), Case(VLLM_SLEEPS, NATIVE, needs="vllm")], [
+         [Case(OURS, OURS, needs=VLLM), Case(VLLM_SLEEPS, NATIVE, needs=VLLM)], [
         *beside(OURS, VLLM_SLEEPS,
                 ("level 1, sleep", "s", "sleep_s"), ("level 1, wake", "s", "wake_s"),
                 ("level 1, device memory in use asleep", "MiB", "asleep_mib")),
@@ -980,12 +783,11 @@ COLOCATED = Topic(
 )  # fmt: skip
 
 TOPICS: dict[str, Topic] = {
-    "pipeline": PIPELINE, "prefetch": PREFETCH, "overlap": OVERLAP, "recipes": RECIPES,
-    "allowances": ALLOWANCES, "least": LEAST_TOPIC, "jobs": JOBS_TOPIC, "limits": LIMITS,
-    "black_box": BLACK_BOX, "pair": PAIR, "threads": THREADS, "churn": CHURN, "malloc_times": MALLOC_TIMES,
-    "startup": STARTUP, "precision": PRECISION, "captures": CAPTURES,
+    "pipeline": PIPELINE, "prefetch": PREFETCH, "overlap": OVERLAP, "least": LEAST_TOPIC,
+    "jobs": JOBS_TOPIC, "black_box": BLACK_BOX, "pair": PAIR, "threads": THREADS, "churn": CHURN,
+    "malloc_times": MALLOC_TIMES, "startup": STARTUP, "captures": CAPTURES,
     "record_use_cost": RECORD_USE_COST, "automatic_uses": AUTOMATIC_USES, "auditor": AUDITOR,
-    "fence": FENCE, "sleep": SLEEP, "engines": ENGINES, "gather": GATHER,
+    "sleep": SLEEP, "engines": ENGINES, "gather": GATHER,
     "normalize": NORMALIZE, "cifar_envs": CIFAR_ENVS, "cudagraph_outputs": CUDAGRAPH_OUTPUTS,
     "stacks": STACKS, "explain": EXPLAIN, "colocated": COLOCATED,
 }  # fmt: skip

@@ -8,14 +8,14 @@ libraries read the choice of an allocator from the environment as they are loade
 
 The measuring side hands take_turns() an iterator; the conducting side is turns(). What wants a
 fresh process each time measures in_children(): forked ones of a process that has imported what they
-need and not touched the GPU.
+need and not touched the GPU. Or each measurement is a worker of its own, which imports anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,8 +23,8 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import IO, Any
 
 from common import OURS, Rounds, workers
@@ -69,27 +69,9 @@ def end_with(parent: int) -> None:
 
 def in_a_child(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `measure` finds in a child of this process. Raises where it ends badly."""
-    ours, its = os.pipe()
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            end_with(parent)
-            os.write(its, json.dumps(measure()).encode())
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)  # nothing of the parent's is ended here
-    os.close(its)
-    with os.fdopen(ours) as pipe:
-        told = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise RuntimeError(f"a child ended with status {os.waitstatus_to_exitcode(status)}")
-    return json.loads(told)
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, fork, end_with, (os.getpid(),)) as child:
+        return child.submit(measure).result()
 
 
 def in_children(
@@ -114,8 +96,7 @@ def in_children(
 class Worker:
     """A worker process that measures when it is asked."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.name = name
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command, env=environment, text=True,
@@ -169,50 +150,70 @@ def turns(
     commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]],
     rounds: int,
     *,
+    fresh: bool = False,
+    once: Collection[str] = (),
+    may_fail: bool = False,
     least: int = 1,
     timeout: float = 300.0,
     seconds: float = float("inf"),
-    together: bool = False,
-    each: Callable[[Rounds], object] | None = None,
+    tight: bool = False,
+    each: Callable[[Rounds], object] = lambda _: None,
 ) -> Rounds:
-    """What each case's worker reported in each round, by case; first what all reported while they
-    started. `commands`: the command of each and its environment. A worker that fails is printed,
-    and missing from then on. No round starts after `seconds`, but `least` are measured. `together`:
-    all work at once. `each` is told after every round what there is so far."""
-    begin = time.monotonic()
-    started = [Worker(name, *how) for name, how in commands.items()]
+    """What each case's worker reported in each round, by case.
+
+    commands: the command of each and its environment.
+    fresh: each measurement is a new worker; otherwise they stay, and all start together.
+    once: cases that are measured in the first round alone.
+    may_fail: a failure is a figure; otherwise it is printed, and the case left out from then on.
+    seconds, least: no round starts after so many seconds, but so many rounds are measured.
+    tight: no case is begun for which there is less time left than the longest took.
+    each: is told after every measurement what there is so far.
+    """
+    begin, longest = time.monotonic(), 0.0
+    started = {} if fresh else {name: Worker(*how) for name, how in commands.items()}
+    there = [*commands]
     measured: Rounds = []
+
+    def answer(name: str) -> dict[str, Any] | None:
+        try:
+            return started[name].answer(timeout)
+        except WorkerFailed as error:
+            print(f"{name}: {error}", flush=True)
+            if may_fail:
+                return {"failed": 1, "why": error.brief}
+            there.remove(name)
+            return None
+
     try:
-        measured.append(_answers(started, timeout))
-        print(f"{len(started)} workers started in {time.monotonic() - begin:.1f} s", flush=True)
+        for worker in started.values():
+            worker.ask()
+        for name in started:
+            answer(name)
         for number in range(rounds):
             if number >= least and time.monotonic() - begin > seconds:
                 print(f"stopped after {number} of {rounds} rounds: {seconds:.0f} s are over")
                 break
-            there = [worker for worker in started if worker.name in measured[-1]]
-            in_turn = [[worker] for worker in (there if number % 2 == 0 else reversed(there))]
-            found: dict[str, dict[str, Any]] = {}
-            for group in [there] if together else in_turn:
-                found.update(_answers(group, timeout))
-            measured.append(found)
-            if each:
-                each(measured)
+            measured.append({})
+            for name in there[:: 1 if number % 2 == 0 else -1]:
+                start = time.monotonic()
+                if number and name in once:
+                    continue
+                if tight and begin + seconds - start < longest:
+                    print(f"round {number + 1}: {name}: left out, no time is left", flush=True)
+                    continue
+                if fresh:
+                    started[name] = Worker(*commands[name])
+                started[name].ask()
+                found = answer(name)
+                took = time.monotonic() - start
+                longest = max(longest, took)
+                if fresh:
+                    started[name].end()
+                    print(f"round {number + 1}: {name}: took {took:.1f} s", flush=True)
+                if found is not None:
+                    measured[-1][name] = found
+                    each(measured)
     finally:
-        for worker in started:
+        for worker in started.values():
             worker.end()
-    took = time.monotonic() - begin
-    print(f"{len(measured) - 1} rounds of {len(started)} workers in {took:.1f} s", flush=True)
     return measured
-
-
-def _answers(started: Sequence[Worker], timeout: float) -> dict[str, dict[str, Any]]:
-    """Of those that gave one; all measure at the same time."""
-    found = {}
-    for worker in started:
-        worker.ask()
-    for worker in started:
-        try:
-            found[worker.name] = worker.answer(timeout)
-        except WorkerFailed as error:
-            print(f"{worker.name}: {error}", flush=True)
-    return found

@@ -64,7 +64,7 @@ FIGURES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "threads": ([f"{kind}, {size}, {threads} threads" for size in ("4 KiB", "1 MiB") for kind,
      counts in (("pairs", (1, 4)), ("pairs, handed on", (4,))) for threads in counts], {"most": 4,
      "milliseconds": 500}),
-    "churn": ([f"{MANY.format(count)}: ns" for count in ("100", "1,000")], {"most": 100_000,
+    "churn": ([f"{MANY.format(count)}: ns" for count in ("100", "1,000")], {"most": 1000,
      "operations": 2000}),
 }  # fmt: skip
 
@@ -76,9 +76,6 @@ def test_topics_are_measured(library: Path, topic: str, allocator: str) -> None:
     names, settings = FIGURES[topic]
     found = measured(library, topic, allocator, **settings)
     assert found.pop("machine")["gpu"] == "simulated device 0"
-    left_out = found.pop("left_out", {})
-    assert list(left_out) == [MANY.format(n) for n in ("10,000", "100,000")] * (topic == "churn")
-    assert all("are free" in why for why in left_out.values())
     assert sorted(found) == sorted(names) and all(figure > 0 for figure in found.values())
 
 
@@ -88,10 +85,10 @@ def test_a_recorded_jobs_mallocs_and_frees_are_timed(library: Path, allocator: s
     trace = HERE / "traces" / "expandable.pickle.gz"
     found = measured(library, "malloc_times", allocator, files=[str(trace)])
     for when in ("whole", "warm"):
-        median, slow, mallocs, inside = (
-            found[f"expandable: {when}_{what}_us"] for what in ("median", "slow", "sum", "inside")
+        median, slow, mallocs = (
+            found[f"expandable: {when}_{what}_us"] for what in ("median", "slow", "sum")
         )
-        assert 0 < median <= slow <= mallocs < inside  # frees take some time too
+        assert 0 < median <= slow <= mallocs
 
 
 #: The same allocation on a side stream, again and again: MiB reserved after each run.

@@ -45,11 +45,11 @@ def test_stale_figures_are_named(
     assert readme.main() == 1
     said = capsys.readouterr().out
     label = readme.FEW[0][3]
-    row = rf"README.md: \[{re.escape(label)}\]\S+: shows {before} and is 1,024 MiB\n"
-    assert re.search(row, said)
-    assert re.search(r"README.md: .* shows 0\.\d\d and is 0\.\d\d\n", said)  # the ratio of that row
+    row = rf"\| \[{re.escape(label)}\]\S+ \| "
+    assert re.search(rf"^-{row}{before} .* 0\.06 \|$", said, re.M)
+    assert re.search(rf"^\+{row}1,024 MiB .* 0\.15 \|$", said, re.M)
     assert "pipeline.svg: shows other figures than: 8 layers" in said
-    assert "docs/results-streams.md: FSDP-like pipeline" in said
+    assert "--- docs/results-streams.md" in said
 
 
 def test_ratios_are_those_of_the_figures_beside_them() -> None:
@@ -86,21 +86,6 @@ def test_the_picture_is_the_same_for_the_same_figures(readme: ModuleType, tmp_pa
     assert readme.caption(readme.layers()) in drawn
 
 
-def test_of_several_names_the_newest_row_is_shown(
-    readme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    for newest in ("own", "asked"):
-        runs = [
-            {"id": name, "time": f"2026-0{1 + (name == newest)}-01"} for name in ("own", "asked")
-        ]
-        rows = [{"name": one["id"], "peer_name": "native", "run": one["id"]} for one in runs]
-        (tmp_path / "jobs.json").write_text(json.dumps({"runs": runs, "rows": rows}))
-        assert readme.find("jobs", ("own", "asked"), "native")["name"] == newest
-        assert readme.find("jobs", "own", "native")["name"] == "own"
-        assert readme.find("jobs", ("own", "asked"), "nobody") is None
-
-
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_each_row_names_its_run(path: Path) -> None:
     results = json.loads(path.read_text())
@@ -128,8 +113,7 @@ def test_the_mean_of_the_rounds_is_shown_where_the_goal_is_about_it(readme: Modu
 def test_a_table_shows_what_was_measured(
     readme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another figure of a row, and one of another run, stand with ours; a row that was never
-    measured is left out."""
+    """A figure of another run stands with ours; a row that was never measured is left out."""
     from shown import Column, Row, Table
 
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
@@ -142,18 +126,16 @@ def test_a_table_shows_what_was_measured(
         }
         for name, peer, ours, run in (
             ("job: step", "one", 2.0, "1"), ("job: step", "other", 3.0, "2"),
-            ("job: all", "one", 1.0, "1"), ("job: size", "one", 8.0, "1"),
+            ("job: size", "one", 8.0, "1"),
         )
     ]  # fmt: skip
     (tmp_path / "jobs.json").write_text(json.dumps({"runs": runs, "rows": rows}))
-    columns = (Column("one", ("one",)), Column("other", ("other",)), Column("all", ("one",), "all"))
+    columns = (Column("one", ("one",)), Column("other", ("other",)))
     shown = (
         Row("jobs", "job: step", "a job", also=("job: size",)),
         Row("jobs", "none: step", "none"),
     )
     lines, found = readme.table(Table("jobs", "Jobs", "Steps.", shown, columns))
-    assert lines[-2] == (
-        "| a job | 2 ms; 8 ms | 4 (0.50); 4 (2.00) | 3 / 4 (0.75) | 1 / 4 (0.25) | c1, c2 |"
-    )
+    assert lines[-2] == ("| a job | 2 ms; 8 ms | 4 (0.50); 4 (2.00) | 3 / 4 (0.75) | c1, c2 |")
     assert lines[2] == "`jobs.py`. Steps." and len(lines) == 8
     assert {topic for topic, _ in found} == {"jobs"}
