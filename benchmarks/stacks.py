@@ -58,11 +58,14 @@ MOST_FINDINGS = 12
 @dataclass(frozen=True)
 class Program:
     """title: in documents. needs: packages, as they are imported. judge: the case whose outputs are
-    right, bit for bit."""
+    right, bit for bit. control: it runs without a side stream as well. ranks: processes, each with
+    a GPU."""
 
     title: str
     needs: tuple[str, ...]
     judge: str = CONTROL
+    control: bool = True
+    ranks: int = 1
 
 
 PROGRAMS = {
@@ -76,6 +79,8 @@ PROGRAMS = {
     "torchrec_pipeline": Program("torchrec, train pipeline", ("torchrec", "fbgemm_gpu")),
     # Shared experts that overlap come later in the sum of gradients.
     "megatron_moe": Program("Megatron-core, experts", ("megatron.core",), NATIVE),
+    "lightning_fit": Program("Lightning, `Trainer.fit`", ("pytorch_lightning",), NATIVE, control=False),
+    "accelerate_fsdp2": Program("accelerate, FSDP2", ("accelerate", "transformers"), NATIVE, control=False, ranks=2),
 }  # fmt: skip
 
 
@@ -144,11 +149,12 @@ class Run:
         return LlamaForCausalLM(LlamaConfig(**{**usual, **shape, **more}))
 
     def process_group(self) -> None:
-        """This process alone."""
+        """This process alone, where torchrun did not start it."""
         import torch.distributed as dist
 
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
-        os.environ.update(alone, MASTER_ADDR="127.0.0.1")
+        if "RANK" not in os.environ:
+            alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
+            os.environ.update(alone, MASTER_ADDR="127.0.0.1")
         dist.init_process_group("nccl" if self.device == "cuda" else "gloo")
 
 
@@ -224,13 +230,19 @@ def measure(
     small: bool = False,
 ) -> NoReturn:
     """Reports the figures of a program: failed, 1 if it raised; why; step_ms; outputs;
-    memory_figures(); findings and told."""
+    memory_figures(); findings and told. Of several ranks the first one does."""
+    if PROGRAMS[program].ranks > 1 and "RANK" not in os.environ:  # again, by torchrun
+        launch = "-m torch.distributed.run --standalone --nproc-per-node".split()
+        launch.append(str(PROGRAMS[program].ranks))
+        os.execv(sys.executable, [sys.executable, *launch, *sys.argv])
+    import torch
     from measuring import memory_figures, use_allocator
 
     on_gpu = device == "cuda"
     context: Any = contextlib.nullcontext()
     if on_gpu:
         use_allocator(allocator)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if audited and on_gpu:
         import esper_alloc
 
@@ -249,8 +261,9 @@ def measure(
         figures |= {"failed": 1, "why": f"{type(error).__name__}: {error}"[:300]}
     if report is not None:
         figures |= {"findings": len(report.findings), "told": told(report.findings)}
-    print(flush=True)
-    workers.report(figures)
+    if os.environ.get("RANK", "0") == "0":
+        print(flush=True)
+        workers.report(figures)
     sys.stderr.flush()
     os._exit(0)  # libraries' threads may end the way out by a signal, or never
 
@@ -302,11 +315,12 @@ def rows(name: str, rounds: Rounds, options: Options) -> Iterator[Row]:
 
 def part_of(name: str, program: Program) -> Part:
     """Native first, so that outputs can be compared as they come."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         # Libraries that see more GPUs use them.
-        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
+        "CUDA_VISIBLE_DEVICES": ",".join(visible[: program.ranks]),
     }  # fmt: skip
 
     def case(title: str, allocator: str, more: Mapping[str, str] = {}, **how: Any) -> Case:
@@ -316,10 +330,12 @@ def part_of(name: str, program: Program) -> Part:
 
     cases = [case(NATIVE, NATIVE), case(EXPANDABLE, EXPANDABLE), case(OURS, OURS),
         case(AUTOMATIC, OURS, {"ESPER_ALLOC_USES": "automatic"})]  # fmt: skip
-    cases += [case(CONTROL, NATIVE, control=True), case(AUDIT, NATIVE, audited=True)]
+    cases += [case(CONTROL, NATIVE, control=True)] if program.control else []
+    cases += [case(AUDIT, NATIVE, audited=True)]
     return Part(
         name, "stacks.measure", cases, partial(rows, name), FRESH, ours=None,
-        timeout=PATIENCE_S, tight=True, may_fail=True,
+        timeout=PATIENCE_S, tight=True, may_fail=True, gpus=program.ranks,
+        by_default=program.ranks == 1,
     )  # fmt: skip
 
 
