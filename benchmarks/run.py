@@ -116,7 +116,9 @@ class Command:
         return turns(
             commands, rounds, fresh=part.workers == FRESH, may_fail=part.may_fail,
             once=[case.name for case in cases if case.once], least=part.warm_up + 1,
-            timeout=part.timeout, seconds=seconds, tight=part.tight, each=each,
+            # The CPU of a test may be busy.
+            timeout=part.timeout * (10 if self.options.settings.get("device") == "cpu" else 1),
+            seconds=seconds, tight=part.tight, each=each,
         )  # fmt: skip
 
     def add_rows(self, part: Part, rounds: Rounds, left_out: Mapping[str, str]) -> bool:
