@@ -621,8 +621,9 @@ print("loaded for", torch.__version__)
 """
         said = run(python, "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
         assert "loaded for " + requirement.partition("==")[2] in said
-        said = run(python, "-c", ROWS, ROOT / "tests", cwd=tmp_path, PYTHONPATH=str(installed))
-        assert int(said.split()[-2]) > 70, said
+        if installed != ROOT:  # else test_conformance_on_sim.py has them
+            said = run(python, "-c", ROWS, ROOT / "tests", cwd=tmp_path, PYTHONPATH=str(installed))
+            assert int(said.split()[-2]) > 70, said
     finally:
         shutil.rmtree(tmp_path, ignore_errors=True)  # gigabytes
 
