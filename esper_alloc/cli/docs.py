@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from pathlib import Path
 
@@ -37,7 +38,14 @@ def run(args: argparse.Namespace) -> int:
     found = pages()
     path = found.get(Path(args.page.partition("#")[0]).stem.lower())
     if path is None:
-        print(f"there is no page {args.page!r}, but: {', '.join(sorted(found))}", file=sys.stderr)
+        texts = {name: file.read_text(encoding="utf-8") for name, file in found.items()}
+        near = difflib.get_close_matches(args.page.lower(), found, 1)
+        near = near or sorted(found, key=lambda name: -texts[name].count(f"`{args.page}`"))[:1]
+        hint = f"; did you mean {near[0]}? There are: {', '.join(sorted(found))}"
+        print(f"there is no page {args.page!r}{hint}", file=sys.stderr)
         return 2
     print(path.read_text(encoding="utf-8"), end="")
+    if path.stem == "index":
+        hint = "`esper-alloc docs NAME` prints a page, such as `uses` for `uses.md`."
+        print(hint, file=sys.stderr)
     return 0

@@ -84,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if command not in COMMANDS and command is not None and command.endswith(".py"):
         parser.error(f"{command} is no command: did you mean `{program()} run {command}`?")
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"no option {unknown[0]}: see `{program()} {command} --help`")
     try:
         code = int(args.run(args))
         if sys.stdout is not None and not sys.stdout.closed:  # `audit` runs who may close it

@@ -213,7 +213,10 @@ def no_cuda(torch: str | None) -> str | None:
 
 
 def refusal() -> str | None:
-    """Why this interpreter cannot reach a program; None when it can."""
+    """Why this interpreter cannot reach a program, or must not; None when it can."""
+    given = os.environ.get("ESPER_ALLOC", "")
+    if given not in ("", "0", "1"):
+        return f"ESPER_ALLOC={given} is neither 0 nor 1: set one of them, or unset it"
     if sys.flags.ignore_environment or sys.flags.no_site:
         return (
             "python -I, -E and -S hide the environment that `run` works through: "
@@ -241,11 +244,7 @@ def run(args: argparse.Namespace) -> int:
     if is_switched_off():
         print(f"esper_alloc run: {SWITCHED_OFF}: {KEEPS_ITS_OWN}", file=sys.stderr)
         return execute(args, dict(os.environ))
-    problem = refusal()
-    if problem is not None:
-        print(f"esper_alloc run: {problem}", file=sys.stderr)
-        return 2
-    problem = unwritable(args.record, args.black_box)
+    problem = refusal() or unwritable(args.record, args.black_box)
     if problem is not None:
         print(f"esper_alloc run: {problem}", file=sys.stderr)
         return 2
@@ -271,7 +270,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     missing = no_cuda(torch)
     if missing is not None:
-        print(f"esper_alloc run: {missing}: {KEEPS_ITS_OWN}", file=sys.stderr)
+        nothing = "" if args.record is None else f", and nothing is recorded into {args.record}"
+        print(f"esper_alloc run: {missing}: {KEEPS_ITS_OWN}{nothing}", file=sys.stderr)
     return execute(args, environment)
 
 

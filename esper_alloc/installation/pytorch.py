@@ -96,8 +96,8 @@ def hides_another() -> str | None:
         return None
     return (
         f"the source folder of esper_alloc, {clone}, where nothing was built, hides the one that "
-        f"is installed in {Path(installed.origin).parents[1]}: `cd` elsewhere, or build here with "
-        f"`python setup.py build_ext --inplace`."
+        f"is installed in {Path(installed.origin).parents[1]}: start Python, and keep the program, "
+        f"in another folder, or build here with `python setup.py build_ext --inplace`."
     )
 
 

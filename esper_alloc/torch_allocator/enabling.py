@@ -338,7 +338,7 @@ def _stays_off(required: bool) -> bool:
     global _declined
     value = os.environ.get(_VARIABLE, "")
     if value not in ("", "0", "1"):
-        raise ValueError(f"{_VARIABLE}={value} is neither 0 nor 1")
+        raise ValueError(f"{_VARIABLE}={value} is neither 0 nor 1: set one of them, or unset it")
     if is_switched_off():
         return True
     try:

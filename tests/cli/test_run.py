@@ -484,6 +484,13 @@ def test_the_switch_turns_run_off_and_that_is_said_once(place: Place, built: boo
     )
 
 
+def test_a_switch_that_is_neither_on_nor_off_is_refused(place: Place) -> None:
+    place.environment["ESPER_ALLOC"] = "off"
+    done = place.run(place.write("report.py", REPORT))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "esper_alloc run: ESPER_ALLOC=off is neither 0 nor 1: set one of them" in done.stderr
+
+
 def test_a_machine_without_a_visible_gpu_is_said_once(place: Place) -> None:
     place.environment["CUDA_VISIBLE_DEVICES"] = ""
     done = place.run(place.write("report.py", REPORT))

@@ -39,7 +39,7 @@ def test_a_clone_that_hides_an_installed_package_says_so(clone: Path, tmp_path: 
     assert (
         f"RuntimeWarning: the source folder of esper_alloc, {clone}, where nothing was" in warning
     )
-    assert f"hides the one that is installed in {site}: `cd` elsewhere, or build here" in warning
+    assert f"hides the one that is installed in {site}: start Python, and keep" in warning
     assert said_in(tmp_path, site) == ""
     (clone / "esper_alloc" / "_build.py").touch()  # who builds in a clone means it
     assert said_in(clone, site) == ""

@@ -269,7 +269,7 @@ def trial_findings(facts: Facts) -> list[Finding]:
         return [
             problem(
                 f"enabling it in a new process failed: {trial['error']}",
-                "look the message up: python -m esper_alloc docs troubleshooting",
+                "do what it says, or look it up: python -m esper_alloc docs troubleshooting",
             )
         ]
     if trial.get("before") not in (None, "native"):
