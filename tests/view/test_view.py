@@ -340,6 +340,7 @@ FAILED = {
         ({"limit": 0}, {"limit": 1}),
         ({"site": 0}, {"line": None, "stack": []}),
         ({"site": 2}, {"line": None, "stack": []}),
+        ({"site": 3}, {"line": None, "stack": []}),
         ({"site": "1"}, {"line": None, "stack": []}),
         ({"requested": 8 * MIB}, {"requested": 8 * MIB}),
         ({"requested": 10 * MIB}, None),
@@ -421,7 +422,13 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("of", ["recording", HOSTILE, "snapshot"])
 def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
-    file = training(hostile=of if of == HOSTILE else "").write(tmp_path / "file.box")
+    hostile = of == HOSTILE
+    writer = training(hostile=of if hostile else "")
+    writer.info["oom"] = {
+        "site": 2, "device": 0, "requested": 640 * MIB, "device_free": 100 * MIB,
+        "device_total": 80 * 2**30, "limit": 3 * 2**30 if hostile else LIMITLESS,
+    }  # fmt: skip
+    file = writer.write(tmp_path / "file.box")
     shown = file if of != "snapshot" else write(tmp_path / "file.pickle", snapshot_like(file))
     assert main(["view", str(shown)]) == 0
     peak = max(Model(box.load_black_box(file), 0).live)
@@ -435,6 +442,16 @@ def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
     page = Elements(done.stdout)
     assert f"({peak:,} bytes)" in page.texts["state"] and 'data-ready="true"' in done.stdout
     assert page.seen["img"] == 0 and page.seen["canvas"] == 2
+    limit = (
+        "the process may have 3.00 GiB, of which 1.53 GiB were reserved, and " if hostile else ""
+    )
+    pieces = "" if hostile else ", and 35.1 MiB were free in segments, the largest piece 20.0 MiB"
+    free = f"{limit}100.0 MiB of the device were free{pieces}."
+    assert f"640.0 MiB were asked for; {free}" in done.stdout
+    assert (", at ada/model.py:40 (Block.forward): 640.0" in done.stdout) == (of == "recording")
+    assert ">Out of memory, the end</button>" in done.stdout
+    assert "1 segment, 1.69 GiB in all: 1.59 GiB live, 100.2 MiB (5.8%) free" in done.stdout
+    assert "<b>Most reserved but not live:</b> 668.8 MiB free at 16.2" in done.stdout
     assert "<b>Grew most:</b> ada/train.py:70 (log_loss), by 141.9 MiB" in done.stdout
     assert ('id="holding" hidden' in done.stdout) == (of == "snapshot")
     assert ("were pending, most of it from ada/data.py:44" in done.stdout) == (of != "snapshot")

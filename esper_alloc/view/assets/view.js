@@ -200,6 +200,13 @@ function reduce(all, [from, to]) {
     waiting[point] = pending;
     lowest[point] = least;
   }
+  // All of a pixel have the lowest of it: a line up and down a narrow spike would hide its colour.
+  const own = [...lowest], pixel = (to - from) / Math.max(plot.over.clientWidth, 1);
+  for (let point = 0, end = 0; point < points; point = end) {
+    let least = own[Math.max(point - 1, 0)];
+    for (const at = Math.floor(times[point] / pixel); end < points && Math.floor(times[end] / pixel) === at; end++) least = Math.min(least, own[end]);
+    lowest.fill(least, point, end);
+  }
   return rows;
 }
 
@@ -340,7 +347,10 @@ function touch(over) {
     } else zoomAt(timeAt(event.clientX), Math.exp(event.deltaY * 0.002));
   }, { passive: false });
   const panning = event => event.shiftKey || event.pointerType === "touch";
-  over.addEventListener("mousedown", event => { if (event.shiftKey) event.stopImmediatePropagation(); }, true);
+  over.addEventListener("mousedown", event => {
+    if (event.detail < 2) beforeClick = state.moment; // not at the second press of a double click
+    if (event.shiftKey) event.stopImmediatePropagation();
+  }, true);
   over.addEventListener("pointerdown", event => {
     fingers.set(event.pointerId, event.clientX);
     if (fingers.size === 1) moved = false;
@@ -367,9 +377,7 @@ function touch(over) {
   });
   for (const name of ["pointerup", "pointercancel"]) over.addEventListener(name, event => fingers.delete(event.pointerId));
   over.addEventListener("click", event => {
-    if (moved || event.detail > 1) return;
-    beforeClick = state.moment;
-    choose(nearest(state.device.moments, timeAt(event.clientX)));
+    if (!moved) choose(nearest(state.device.moments, timeAt(event.clientX)));
   });
 }
 function legend(time) {
@@ -392,7 +400,8 @@ function legend(time) {
   for (const g of presentGroups()) entry(groupNames()[g], all.stack[g], groupColour(g));
   entry("reserved from the device", all.reserved, ink("ink"), "stroke");
   if (has(all.waiting)) entry("pending: freed, waiting for " + (facts.snapshot ? "other streams" : "marked uses"), all.waiting, PENDING, "stroke dashed");
-  if (hasLowest()) entry("lowest live nearby", all.lowest || all.live, ink("faint"), "stroke");
+  if (all.lowest) entry("lowest live nearby", all.lowest, ink("faint"), "stroke");
+  else if (reduced) mark("─", "lowest live nearby", ink("faint"));
   mark("│", "the moment that is explained below", ink("accent"));
   if (facts.has_stacks) mark("┊", "compared under “Which lines grew”", ink("faint"));
   if (d.held_count) mark("▼", "the host was held back", ink("ink"));
@@ -732,7 +741,7 @@ function summary() {
     say("The host was held back:", `${heldInAll(d)}, ${microseconds(d.heldUs[longest])} at most, while ${bytes(d.heldPending[longest])} were pending` + (what ? `, most of it from ${what}.` : "."));
   }
   const idle = findParts(d.idle);
-  if (idle.free || idle.pending) say("Most reserved but not live:", `${bytes(idle.free)} free and ${bytes(idle.pending)} pending at ${seconds(d.moments[d.idle])}.`);
+  if (idle.free || idle.pending) say("Most reserved but not live:", `${bytes(idle.free)} free${idle.pending ? ` and ${bytes(idle.pending)} pending` : ""} at ${seconds(d.moments[d.idle])}.`);
   if (end.reserved) say("At the end:", `${bytes(end.reserved)} reserved: ${end.text}.`);
 }
 
