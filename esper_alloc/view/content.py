@@ -105,7 +105,7 @@ class Content:
             "urgent": one.why.startswith("signal"),
             "snapshot": one.is_snapshot,
             "clock": one.has_times,
-            "info": one.info,
+            "info": {name: value for name, value in one.info.items() if name != "oom"},
             "categories": CATEGORIES,
             "rules": RULES_IN_WORDS,
         }
@@ -151,18 +151,21 @@ class Content:
         most = min(max(most, timeline.FEWEST_STEPS), timeline.MOST_STEPS)
         live = np.cumsum(timeline.signed(blocks, self.count))
         steps = timeline.find_steps(live, timeline.step_edges(self.times, self.start, most))
+        reserved = [self._reserved(number, one, device) for one in range(len(owners))]
+        waiting = [self._waiting(pending.take(pending_owner == one)) for one in range(len(owners))]
+        all_reserved = timeline.total(reserved, self.count)
         peak = self.start + int(np.argmax(live[self.start :]))
-        marks, told_events = self._marks(device, pending)
-        wanted = [peak, self.count - 1, *told_events]
+        idle = self.start + int(np.argmax((all_reserved - live)[self.start :]))
+        marks, told_events = self._marks(device, pending, all_reserved)
+        wanted = [peak, idle, self.count - 1, *told_events]
         moments = timeline.chosen_moments(steps, wanted, blocks, MOST_BLOCKS)
         slot = timeline.slots(moments, self.count)
         add = self.columns.add
-        reserved = [self._reserved(number, one, device) for one in range(len(owners))]
-        waiting = [self._waiting(pending.take(pending_owner == one)) for one in range(len(owners))]
         return {
             "device": device,
             "owners": owners,
             "peak": int(np.searchsorted(moments, peak)),
+            "idle": int(np.searchsorted(moments, idle)),  # most was reserved, but not live
             "moments": add(self._seconds(moments), "f8"),
             "moment_live": add(live[moments], "f8"),
             "blocks": self.columns.spans(blocks, block_owner, slot, self._place),
@@ -217,26 +220,50 @@ class Content:
         events = np.flatnonzero(change)
         return timeline.Sum(events, np.cumsum(change[events]), 0)
 
-    def _marks(self, device: int, pending: Spans) -> tuple[dict[str, Any], list[int]]:
+    def _marks(
+        self, device: int, pending: Spans, reserved: Ints
+    ) -> tuple[dict[str, Any], list[int]]:
         """Where memory ran out, and where the host was held back; the events of the former."""
         mine = self.owners.lane_is_of(device)[column(self.recording.lane_numbers, "u2")]
         ooms = np.flatnonzero((self.kinds == box.OOM) & mine)[:MOST_MARKS]
         held = np.flatnonzero((self.kinds == box.HELD_BACK) & mine)
         us = column(self.recording.addresses, "u8")[held].astype(np.int64) // 512
         longest = np.sort(np.argsort(-us, kind="stable")[:MOST_MARKS])
+        began = (self.times[held] - us * 1000 - self.recording.begin) / SECOND
         add, size = self.columns.add, column(self.recording.sizes, "u8")
         told = {
             "oom_time": add(self._seconds(ooms), "f8"),
             "oom_free": add(column(self.recording.addresses, "u8")[ooms], "f8"),
             "oom_asked": add(size[ooms], "f8"),
+            "last_oom": self._told_of(int(ooms[-1]), device, reserved) if len(ooms) else None,
             "held_time": add(self._seconds(held[longest]), "f8"),
             "held_us": add(us[longest], "f8"),
             "held_asked": add(size[held[longest]], "f8"),
             **self._waited_for(pending, self.times[held[longest]] - us[longest] * 1000),
             "held_count": len(held),
             "held_total_us": int(us.sum()),
+            "held_between": [began.min(), self._seconds(held[-1:])[0]] if len(held) else [],
         }
         return told, [int(one) for one in ooms if one >= self.start][:100]
+
+    def _told_of(self, event: int, device: int, reserved: Ints) -> dict[str, Any] | None:
+        """What the file tells of a device's last failure; None: nothing, or of another one."""
+        told = self.recording.info.get("oom")
+        told = told if isinstance(told, dict) else {}
+        number = {key: value for key, value in told.items() if type(value) is int and value >= 0}
+        asked, total = number.get("requested", 0), number.get("device_total", 0)
+        free, size = self.recording.addresses[event], max(self.recording.sizes[event], 1)
+        had, limit, site = int(reserved[event]), number.get("limit", total), number.get("site", 0)
+        if number.get("device") != device or not 0 < asked <= size or free + had > total:
+            return None
+        site = site if site < self.places.elsewhere else 0
+        return {
+            "line": self.places.lines[self.places.line[site]] if site else None,
+            "stack": self.places.stacks[site] if site else [],
+            "requested": asked,
+            "reserved": had,
+            "limit": max(limit, 1) if limit < total else None,
+        }
 
     def _waited_for(self, pending: Spans, times: Ints) -> dict[str, Any]:
         """For each time the bytes that were pending, and the index into `held_for` of most of them:

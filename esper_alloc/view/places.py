@@ -17,7 +17,7 @@ RULES = (
 _INSIDE_APPLY = ("convert", "<lambda>")
 CATEGORIES = ("weights", "forward", "backward", "optimizer", "data", "other")
 
-#: For people.
+#: For people: categories, lines, and the words that the page uses.
 RULES_IN_WORDS = (
     "Categories come from the Python stack; its innermost frame that fits a rule decides. "
     "Optimizer: a file in torch/optim. Backward: a function of torch/autograd with “backward” in "
@@ -25,6 +25,12 @@ RULES_IN_WORDS = (
     "than the program's main one. Data: a file in torch/utils/data. Weights: __init__ or _apply "
     "(as of model.to) in torch/nn. Forward: another function in torch/nn. Other: none of these.",
     "The line of code is the innermost frame outside PyTorch's own folder, or else the innermost.",
+    "Live: in use by the program. Reserved: taken from the device, in segments. Pending: freed by "
+    "the program, but another stream may still use it, so that nobody gets it yet. Held back: the "
+    "program waited until pending memory could be used again, rather than reserve more. Pool: "
+    "segments that serve only some of the program's requests, such as a CUDA graph's. Lowest live: "
+    "where one point of the timeline stands for several moments, its height is the highest of "
+    "them, and this line the lowest.",
 )
 
 #: What the black box has for a file where a thread runs a node of autograd's and no Python.

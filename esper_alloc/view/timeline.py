@@ -83,6 +83,14 @@ class Sum(NamedTuple):
         return found
 
 
+def total(sums: list[Sum], count: int) -> Ints:
+    """All of them together, after each of `count` events."""
+    change = np.zeros(count, np.int64)
+    for one in sums:
+        change[one.events] += np.diff(one.values, prepend=one.before)
+    return sum(one.before for one in sums) + np.cumsum(change)
+
+
 def slots(moments: Ints, count: int) -> Slots:
     """For each of `count` events, and for the end, the first of the sorted moments that is not
     before it: where it first counts."""

@@ -178,6 +178,8 @@ def test_every_number_is_the_models(
             assert np.abs(stack.sum(axis=0) * 1024 - highest).max() <= 1024 * len(stack)
         moments = [event_of[time] for time in page.column(told["moments"])]
         assert model.live[moments[told["peak"]]] == max(model.live)
+        idle = [reserved - live for reserved, live in zip(model.reserved, model.live)]
+        assert idle[moments[told["idle"]]] == max(idle)
         assert page.column(told["moment_live"]).tolist() == [model.live[i] for i in moments]
         assert {event_of[time] for time in page.column(told["oom_time"])} <= set(moments)
         for moment in range(0, len(moments), max(1, len(moments) // 40)):
@@ -301,6 +303,8 @@ def test_it_says_for_which_memory_the_host_was_held_back(tmp_path: Path) -> None
     page = Page(box.load_black_box(training().write(tmp_path / "f")))
     (told,) = page.facts["devices"]
     assert page.column(told["held_pending"]).tolist() == [20 * MIB] * 4
+    ends, waits = page.column(told["held_time"]), page.column(told["held_us"])
+    assert told["held_between"] == pytest.approx([ends[0] - waits[0] / 10**6, ends[-1]])
     for line, stream in (told["held_for"][most] for most in told["held_most"]):
         assert "data.py:44" in page.facts["lines"][line] and stream == "default stream"
 
@@ -318,6 +322,61 @@ def test_old_events_are_before_the_timeline(tmp_path: Path) -> None:
     assert page.facts["older"] == 10
     assert page.column(told["highest"]).tolist() == [900, 950]
     assert len(page.spans_at(told["blocks"], 0)) == 9
+
+
+LIMITLESS = 2**64 - 1
+FAILED = {
+    "site": 1, "device": 0, "requested": 9 * MIB, "device_free": 5 * MIB,
+    "device_total": 80 * MIB, "limit": LIMITLESS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "wanted"),
+    [
+        ({}, {"line": "mine.py:16 (prefetch)", "limit": None}),
+        ({"limit": 40 * MIB}, {"line": "mine.py:16 (prefetch)", "limit": 40 * MIB}),
+        ({"limit": 80 * MIB}, {"limit": None}),
+        ({"limit": 0}, {"limit": 1}),
+        ({"site": 0}, {"line": None, "stack": []}),
+        ({"site": 2}, {"line": None, "stack": []}),
+        ({"site": 3}, {"line": None, "stack": []}),
+        ({"site": "1"}, {"line": None, "stack": []}),
+        ({"requested": 8 * MIB}, {"requested": 8 * MIB}),
+        ({"requested": 10 * MIB}, None),
+        ({"requested": True}, None),
+        ({"requested": -1}, None),
+        ({"device": 1}, None),
+        ({"device_total": 68 * MIB}, None),
+    ],
+)
+def test_the_last_failure_is_told_as_the_file_has_it(
+    other: dict[str, Any], wanted: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    w = Writer()
+    stack = (f"{TORCH}/cuda/x.py:1 (empty)", "mine.py:16 (prefetch)", "mine.py:90 (main)")
+    w.lane()
+    w.event(box.SEGMENT_MAP, 0x7F0000000000, STRETCH)
+    w.event(box.ALLOC, 0x7F0000000000, 100, site=w.site(*stack))
+    w.event(box.OOM, 5 * MIB, 7 * MIB)
+    w.event(box.OOM, 5 * MIB, 9 * MIB)
+    w.info = {"torch": "2.11.0", "oom": {**FAILED, **other}}
+    page = Page(box.load_black_box(w.write(tmp_path / "f")))
+    assert page.facts["info"] == {"torch": "2.11.0"}
+    told = page.facts["devices"][0]["last_oom"]
+    if wanted is None:
+        assert told is None
+    else:
+        whole = {"line": stack[1], "stack": stack, "requested": 9 * MIB, "reserved": STRETCH}
+        assert told == {**whole, "limit": None, **wanted}
+
+
+@pytest.mark.parametrize("oom", [None, 7, [], "limit"])
+def test_a_failure_of_another_form_is_not_told(oom: Any, tmp_path: Path) -> None:
+    w = training(steps=1)
+    w.info = {"oom": oom}
+    page = Page(box.load_black_box(w.write(tmp_path / "f")))
+    assert page.facts["info"] == {} and page.facts["devices"][0]["last_oom"] is None
 
 
 # ---- the page --------------------------------------------------------------------
@@ -363,7 +422,13 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("of", ["recording", HOSTILE, "snapshot"])
 def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
-    file = training(hostile=of if of == HOSTILE else "").write(tmp_path / "file.box")
+    hostile = of == HOSTILE
+    writer = training(hostile=of if hostile else "")
+    writer.info["oom"] = {
+        "site": 2, "device": 0, "requested": 640 * MIB, "device_free": 100 * MIB,
+        "device_total": 80 * 2**30, "limit": 3 * 2**30 if hostile else LIMITLESS,
+    }  # fmt: skip
+    file = writer.write(tmp_path / "file.box")
     shown = file if of != "snapshot" else write(tmp_path / "file.pickle", snapshot_like(file))
     assert main(["view", str(shown)]) == 0
     peak = max(Model(box.load_black_box(file), 0).live)
@@ -377,6 +442,16 @@ def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
     page = Elements(done.stdout)
     assert f"({peak:,} bytes)" in page.texts["state"] and 'data-ready="true"' in done.stdout
     assert page.seen["img"] == 0 and page.seen["canvas"] == 2
+    limit = (
+        "the process may have 3.00 GiB, of which 1.53 GiB were reserved, and " if hostile else ""
+    )
+    pieces = "" if hostile else ", and 35.1 MiB were free in segments, the largest piece 20.0 MiB"
+    free = f"{limit}100.0 MiB of the device were free{pieces}."
+    assert f"640.0 MiB were asked for; {free}" in done.stdout
+    assert (", at ada/model.py:40 (Block.forward): 640.0" in done.stdout) == (of == "recording")
+    assert ">Out of memory, the end</button>" in done.stdout
+    assert "1 segment, 1.69 GiB in all: 1.59 GiB live, 100.2 MiB (5.8%) free" in done.stdout
+    assert "<b>Most reserved but not live:</b> 668.8 MiB free at 16.2" in done.stdout
     assert "<b>Grew most:</b> ada/train.py:70 (log_loss), by 141.9 MiB" in done.stdout
     assert ('id="holding" hidden' in done.stdout) == (of == "snapshot")
     assert ("were pending, most of it from ada/data.py:44" in done.stdout) == (of != "snapshot")

@@ -4,6 +4,7 @@
 const facts = JSON.parse(document.getElementById("facts").textContent);
 const $ = id => document.getElementById(id);
 const PAGE = 512, MOST_POINTS = 2000;
+const FILE = facts.path.split("/").pop();
 
 // Palettes that colour-blind people can tell apart: Okabe and Ito's, and Tol's "muted".
 const CATEGORY_COLOURS = ["#0072b2", "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#9aa3ad"];
@@ -199,12 +200,20 @@ function reduce(all, [from, to]) {
     waiting[point] = pending;
     lowest[point] = least;
   }
+  // All of a pixel have the lowest of it: a line up and down a narrow spike would hide its colour.
+  const own = [...lowest], pixel = (to - from) / Math.max(plot.over.clientWidth, 1);
+  for (let point = 0, end = 0; point < points; point = end) {
+    let least = own[Math.max(point - 1, 0)];
+    for (const at = Math.floor(times[point] / pixel); end < points && Math.floor(times[end] / pixel) === at; end++) least = Math.min(least, own[end]);
+    lowest.fill(least, point, end);
+  }
   return rows;
 }
 
 // ---- the timeline --------------------------------------------------------------------
 
-let plot, all, reduced = false; // reduced: a point of the picture stands for several steps
+let plot, all, beforeClick = 0; // beforeClick: the moment that was chosen then
+let reduced = false; // reduced: a point of the picture stands for several steps
 
 function whole() {
   const times = state.device.steps, first = times[0], last = times[times.length - 1];
@@ -225,12 +234,14 @@ function fillPlot() {
   const data = reduce(all, state.range);
   plot.batch(() => {
     plot.setData(data, false);
+    plot.setSeries(data.length - 1, { show: hasLowest() });
     plot.setScale("x", { min: state.range[0], max: state.range[1] });
     let top = 0;
     for (const row of [data[1], data[data.length - 3], data[data.length - 2]]) for (const one of row) if (one > top) top = one;
     plot.setScale("y", { min: 0, max: (top || 1) * 1.08 });
   });
 }
+const hasLowest = () => Boolean(all.lowest) || reduced;
 const unitOf = top => [[2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"]].find(([unit]) => top >= unit) || [1, " B"];
 function byteSplits(u, axis, min, max) {
   const [unit] = unitOf(max), rough = max / unit / 5, power = 10 ** Math.floor(Math.log10(rough));
@@ -244,15 +255,19 @@ function tickLabels(u, ticks) {
 function drawMarks(u) {
   const { ctx, bbox } = u, d = state.device, scale = devicePixelRatio;
   const visible = time => time >= state.range[0] && time <= state.range[1];
-  const line = (time, colour, dash, label) => {
+  // ticks: only at the top and the bottom, so that what is drawn there can be seen.
+  const line = (time, colour, dash, label, ticks) => {
     if (!visible(time)) return;
     const x = Math.round(u.valToPos(time, "x", true));
     ctx.strokeStyle = ctx.fillStyle = colour;
     ctx.lineWidth = 1.5 * scale;
     ctx.setLineDash(dash.map(one => one * scale));
     ctx.beginPath();
+    const end = bbox.top + bbox.height, length = ticks ? 12 * scale : bbox.height;
     ctx.moveTo(x, bbox.top);
-    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.lineTo(x, bbox.top + length);
+    ctx.moveTo(x, end);
+    if (ticks) ctx.lineTo(x, end - length);
     ctx.stroke();
     ctx.setLineDash([]);
     if (!label) return;
@@ -273,8 +288,8 @@ function drawMarks(u) {
     ctx.lineTo(x, bbox.top + 9 * scale);
     ctx.fill();
   });
-  if (facts.has_stacks) for (const moment of [state.from, state.to]) line(d.moments[moment], ink("faint"), [2, 4]);
-  line(d.moments[state.moment], ink("accent"), [], "");
+  if (facts.has_stacks) for (const moment of [state.from, state.to]) line(d.moments[moment], ink("faint"), [2, 2], "", true);
+  line(d.moments[state.moment], ink("accent"), [], "", true);
   d.oomTime.forEach((time, i) => line(time, ink("alarm"), [6, 3], i === d.oomTime.length - 1 ? "out of memory" : ""));
   ctx.restore();
 }
@@ -284,16 +299,17 @@ function chartHeight() {
 function makePlot() {
   all = series();
   if (plot) plot.destroy();
-  const names = groupNames(), stepped = uPlot.paths.stepped({ align: 1 });
+  const names = groupNames(), present = presentGroups(), stepped = uPlot.paths.stepped({ align: 1 });
   const stroke = (label, colour, dash, width) => ({ label, stroke: colour, dash, width, points: { show: false }, paths: stepped });
   const areas = names.map((label, i) => ({
-    label, fill: groupColour(i), stroke: groupColour(i), width: 0, points: { show: false }, paths: stepped,
+    // A line of its own, for a spike may be narrower than a pixel.
+    label, fill: groupColour(i), stroke: groupColour(i), width: 1, points: { show: false }, paths: stepped, show: present.includes(i),
   })).reverse();
   const axis = { stroke: ink("faint"), grid: { stroke: ink("rule"), width: 1 }, ticks: { stroke: ink("rule"), width: 1 }, font: "12px system-ui, sans-serif" };
   plot = new uPlot({
     width: $("chart").clientWidth, height: chartHeight(), padding: [22, 12, 0, 0],
     legend: { show: false },
-    cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false }, y: false, bind: { dblclick: () => () => zoom(...whole()) } },
+    cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false }, y: false, bind: { dblclick: () => () => { zoom(...whole()); choose(beforeClick); } } },
     scales: { x: { time: false, auto: false }, y: { auto: false } },
     axes: [
       { ...axis, space: 80, values: (u, ticks) => ticks.map(one => facts.clock ? +one.toFixed(9) + " s" : count(one)) },
@@ -321,15 +337,20 @@ function touch(over) {
   let start = null, moved = false;
   const timeAt = x => plot.posToVal(x - over.getBoundingClientRect().left, "x");
   over.addEventListener("wheel", event => {
+    const [from, to] = state.range, [first, last] = whole(), sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    // Nothing more to see: the page scrolls.
+    if (!sideways && !event.ctrlKey && event.deltaY > 0 && to - from >= last - first) return;
     event.preventDefault();
-    const [from, to] = state.range;
-    if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+    if (sideways) {
       const by = (to - from) * event.deltaX / over.clientWidth;
       zoom(from + by, to + by);
     } else zoomAt(timeAt(event.clientX), Math.exp(event.deltaY * 0.002));
   }, { passive: false });
   const panning = event => event.shiftKey || event.pointerType === "touch";
-  over.addEventListener("mousedown", event => { if (event.shiftKey) event.stopImmediatePropagation(); }, true);
+  over.addEventListener("mousedown", event => {
+    if (event.detail < 2) beforeClick = state.moment; // not at the second press of a double click
+    if (event.shiftKey) event.stopImmediatePropagation();
+  }, true);
   over.addEventListener("pointerdown", event => {
     fingers.set(event.pointerId, event.clientX);
     if (fingers.size === 1) moved = false;
@@ -344,7 +365,10 @@ function touch(over) {
     const [from, to] = state.range;
     if (fingers.size === 2) {
       const now = [...fingers.values()], gap = values => Math.max(Math.abs(values[0] - values[1]), 20);
-      zoomAt(timeAt((now[0] + now[1]) / 2), gap(before) / gap(now));
+      const mid = values => (values[0] + values[1]) / 2;
+      zoomAt(timeAt(mid(before)), gap(before) / gap(now));
+      const [begin, end] = state.range, by = (mid(before) - mid(now)) / over.clientWidth * (end - begin);
+      zoom(begin + by, end + by);
       moved = true;
     } else if (panning(event) && moved) {
       const by = (before[0] - event.clientX) / over.clientWidth * (to - from);
@@ -376,7 +400,8 @@ function legend(time) {
   for (const g of presentGroups()) entry(groupNames()[g], all.stack[g], groupColour(g));
   entry("reserved from the device", all.reserved, ink("ink"), "stroke");
   if (has(all.waiting)) entry("pending: freed, waiting for " + (facts.snapshot ? "other streams" : "marked uses"), all.waiting, PENDING, "stroke dashed");
-  if (all.lowest || reduced) entry("lowest live nearby", all.lowest || all.live, ink("faint"), "stroke");
+  if (all.lowest) entry("lowest live nearby", all.lowest, ink("faint"), "stroke");
+  else if (reduced) mark("─", "lowest live nearby", ink("faint"));
   mark("│", "the moment that is explained below", ink("accent"));
   if (facts.has_stacks) mark("┊", "compared under “Which lines grew”", ink("faint"));
   if (d.held_count) mark("▼", "the host was held back", ink("ink"));
@@ -391,7 +416,7 @@ function savePng() {
   ctx.fillRect(0, 0, canvas.width, canvas.height);
   ctx.font = `${13 * scale}px system-ui, sans-serif`;
   ctx.fillStyle = ink("ink");
-  ctx.fillText(`${facts.path}, device ${state.device.device}`, 10 * scale, line * 0.8);
+  ctx.fillText(`${FILE}, device ${state.device.device}`, 10 * scale, line * 0.8);
   ctx.drawImage(from, 0, line);
   const entries = [...names, ["reserved (line)", ink("ink")], ...(has(all.waiting) ? [["pending (dashed)", PENDING]] : [])];
   entries.forEach(([name, colour], i) => {
@@ -404,7 +429,7 @@ function savePng() {
   canvas.toBlob(blob => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
-    link.download = "memory.png";
+    link.download = `${FILE}${facts.devices.length > 1 ? `-device${state.device.device}` : ""}.png`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   });
@@ -480,11 +505,12 @@ function explain() {
   const waiting = total(d.pending, there(d.pending, at));
   const reserved = d.momentReserved.reduce((sum, row, owner) => sum + (shown(owner) ? row[at] : 0), 0);
   $("owners").hidden = d.owners.length < 2;
-  table($("owners"), [["Stream"], ["Pool"], ["Live", "number"], ["Pending", "number few"], ["Reserved", "number"]], byOwner(at).map(one => row => {
+  const pool = d.owners.every(one => one.pool === "default pool") ? "few" : "";
+  table($("owners"), [["Stream"], ["Pool", pool], ["Live", "number"], ["Pending", "number"], ["Reserved", "number"]], byOwner(at).map(one => row => {
     make("td", one.stream, row);
-    make("td", one.pool, row);
+    make("td", one.pool, row, pool);
     make("td", bytes(one.live), row, "number");
-    make("td", bytes(one.waiting), row, "number few");
+    make("td", bytes(one.waiting), row, "number");
     make("td", bytes(one.reserved), row, "number");
   }));
   $("when").textContent = `${nameOf(at)} ${seconds(d.moments[at])}`;
@@ -500,9 +526,9 @@ function explain() {
 }
 function nameOf(moment) {
   const d = state.device, time = d.moments[moment];
+  if (d.oomTime.includes(time)) return "when memory ran out,";
   if (moment === d.peak) return "at the peak,";
-  if (moment === d.moments.length - 1) return "at the end,";
-  return d.oomTime.includes(time) ? "when memory ran out," : "at";
+  return moment === d.moments.length - 1 ? "at the end," : "at";
 }
 function choose(moment) {
   state.moment = moment;
@@ -515,15 +541,17 @@ function choose(moment) {
 function makeJumps() {
   const d = state.device, box = $("jumps");
   box.replaceChildren();
-  const jump = (name, moment) => {
+  const names = new Map(); // those of one moment share a button
+  const jump = (name, moment) => names.set(moment, names.has(moment) ? `${names.get(moment)}, ${name.toLowerCase()}` : name);
+  if (d.oomTime.length) jump("Out of memory", nearest(d.moments, d.oomTime[d.oomTime.length - 1]));
+  jump("The peak", d.peak);
+  jump("The end", d.moments.length - 1);
+  for (const [moment, name] of names) {
     const button = make("button", name, box);
     button.type = "button";
     button.value = moment;
     button.onclick = () => choose(moment);
-  };
-  jump("The peak", d.peak);
-  if (d.oomTime.length) jump("Out of memory", nearest(d.moments, d.oomTime[d.oomTime.length - 1]));
-  jump("The end", d.moments.length - 1);
+  }
 }
 
 // ---- the map -------------------------------------------------------------------------------
@@ -562,21 +590,21 @@ function findParts(moment) {
     if (at < segment.end) found.push({ segment, address: at, size: segment.end - at, kind: "free" });
   }
   const bytesOf = kind => found.reduce((sum, one) => sum + (one.kind === kind ? one.size : 0), 0);
-  const gaps = found.filter(one => one.kind === "free");
+  const gaps = found.filter(one => one.kind === "free"), free = bytesOf("free");
+  const reserved = segments.reduce((sum, one) => sum + one.end - one.begin, 0), largest = gaps.reduce((most, one) => Math.max(most, one.size), 0);
+  const live = bytesOf("live"), pending = bytesOf("pending");
   return {
-    segments, found, outside: isFiltered() ? 0 : blocks.length - placed,
-    reserved: segments.reduce((sum, one) => sum + one.end - one.begin, 0),
-    live: bytesOf("live"), pending: bytesOf("pending"), free: bytesOf("free"),
-    gaps: `${count(gaps.length)} ${gaps.length === 1 ? "gap" : "gaps"}, the largest of ${bytes(gaps.reduce((most, one) => Math.max(most, one.size), 0))}`,
+    segments, found, outside: isFiltered() ? 0 : blocks.length - placed, reserved, pending, free, largest,
+    text: `${bytes(live)} live, ${pending ? bytes(pending) + " pending, " : ""}`
+      + (free ? `${bytes(free)} (${percent(free / reserved)}) free in ${count(gaps.length)} ${gaps.length === 1 ? "gap" : "gaps"}, the largest of ${bytes(largest)}` : "nothing free"),
   };
 }
 function drawMap() {
-  const { segments, found, outside, reserved, live, pending, free, gaps } = findParts(state.moment), canvas = $("map");
+  const { segments, found, outside, reserved, text } = findParts(state.moment), canvas = $("map");
   parts = found;
   $("segments").textContent = !segments.length
     ? "No segment is known at this moment" + (facts.urgent ? ": the file was written in haste, and tells only of segments that came later." : ".")
-    : `${count(segments.length)} ${segments.length === 1 ? "segment" : "segments"} of ${bytes(reserved)}: ${bytes(live)} live, ${pending ? bytes(pending) + " pending, " : ""}`
-      + `${bytes(free)} (${percent(free / reserved)}) free in ${gaps}.`
+    : `${count(segments.length)} ${segments.length === 1 ? "segment" : "segments"}, ${bytes(reserved)} in all: ${text}.`
       + (outside ? ` ${count(outside)} blocks are outside of the segments that are known.` : "");
   const width = canvas.clientWidth, scale = devicePixelRatio, height = 16, gap = 5;
   const rows = Math.max(1, Math.min(28, Math.ceil(segments.length / 3) + 12));
@@ -589,7 +617,7 @@ function drawMap() {
   canvas.style.height = canvas.height / scale + "px";
   const ctx = canvas.getContext("2d");
   ctx.scale(scale, scale);
-  const colours = { free: ink("panel"), pending: PENDING }, rule = ink("rule"), paper = ink("paper");
+  const colours = { free: ink("free"), pending: PENDING }, paper = ink("paper");
   layout = { width, height: height + gap, places: [] };
   let x = 0, segment = null;
   for (const part of parts) {
@@ -602,11 +630,7 @@ function drawMap() {
       const row = Math.floor(from / width + 1e-9), to = Math.min(end, (row + 1) * width), y = row * (height + gap);
       ctx.fillStyle = inner;
       ctx.fillRect(from - row * width, y, to - from, height);
-      if (part.kind === "free") {
-        ctx.fillStyle = rule;
-        ctx.fillRect(from - row * width, y, to - from, 1);
-        ctx.fillRect(from - row * width, y + height - 1, to - from, 1);
-      } else if (to - from > 3) {
+      if (to - from > 3) {
         ctx.fillStyle = paper;
         ctx.fillRect(to - row * width - 0.5, y, 0.5, height);
       }
@@ -624,7 +648,7 @@ function drawMap() {
   };
   for (const g of presentGroups()) entry(short(groupNames()[g]), groupColour(g));
   if (state.device.pending.length) entry("pending", PENDING);
-  entry("free", ink("rule"));
+  entry("free", colours.free);
 }
 function point(event) {
   if (!layout || !parts.length) return;
@@ -675,23 +699,32 @@ function thirds() {
   state.from = highest(0, Math.max(1, lowerBound(moments, first + span / 3)));
   state.to = highest(Math.min(moments.length - 1, lowerBound(moments, first + 2 * span / 3)), moments.length);
 }
-const heldInAll = d => `${count(d.held_count)} ${d.held_count === 1 ? "time" : "times"}, ${microseconds(d.held_total_us)} in all`;
+const heldInAll = d => `${count(d.held_count)} ${d.held_count === 1 ? "time" : "times"}, ${microseconds(d.held_total_us)} in all, between ${seconds(d.held_between[0])} and ${seconds(d.held_between[1])}`;
 function waitedFor(d, i) {
   const [line, stream] = d.heldPending[i] && d.held_for[d.held_most[i]] || [];
   return line === undefined ? "" : short(facts.lines[line]) + (stream ? `, used on the ${stream}` : "");
 }
 function holding() {
-  const d = state.device, rows = [...d.heldTime.keys()].sort((a, b) => d.heldUs[b] - d.heldUs[a]);
+  const d = state.device, rows = new Map(); // those for the same line, stream and size are one
+  for (const i of [...d.heldTime.keys()].sort((a, b) => d.heldUs[b] - d.heldUs[a])) {
+    const what = waitedFor(d, i), key = `${d.heldAsked[i]} ${what}`;
+    if (!rows.has(key)) rows.set(key, { longest: i, what, count: 0, us: 0 });
+    rows.get(key).count++;
+    rows.get(key).us += d.heldUs[i];
+  }
   $("held").textContent = d.held_count
-    ? `${heldInAll(d)}. The host waited until other streams had passed their marked uses of freed memory, rather than ask the device for more. The longest first:`
+    ? `${heldInAll(d)}. The host waited until other streams had passed their marked uses of freed memory, rather than ask the device for more. Waits of one size for the same line and stream are one row; most time first.`
+      + (d.held_count > d.heldTime.length ? ` Only the longest ${count(d.heldTime.length)} waits are in the table.` : "")
     : "Never.";
   $("heldrows").replaceChildren();
-  if (d.held_count) table($("heldrows"), [["Time"], ["Waited", "number"], ["Asked for", "number few"], ["Pending", "number"], ["Most of it"]], rows.map(i => row => {
-    make("td", seconds(d.heldTime[i]), row, "time");
-    make("td", microseconds(d.heldUs[i]), row, "number");
-    make("td", bytes(d.heldAsked[i]), row, "number few");
-    make("td", bytes(d.heldPending[i]), row, "number");
-    make("td", waitedFor(d, i), row);
+  if (d.held_count) table($("heldrows"), [["Times", "number"], ["In all", "number"], ["Longest", "number"], ["It began", "number few"], ["Asked for", "number few"], ["Pending then", "number few"], ["Most of it"]], [...rows.values()].sort((a, b) => b.us - a.us).map(({ longest, what, count: times, us }) => row => {
+    make("td", count(times), row, "number");
+    make("td", microseconds(us), row, "number");
+    make("td", microseconds(d.heldUs[longest]), row, "number");
+    make("td", seconds(d.heldTime[longest] - d.heldUs[longest] / 1e6), row, "number few");
+    make("td", bytes(d.heldAsked[longest]), row, "number few");
+    make("td", bytes(d.heldPending[longest]), row, "number few");
+    make("td", what, row);
   }));
 }
 
@@ -702,12 +735,14 @@ function summary() {
   box.replaceChildren();
   say("Peak:", `${bytes(live)} live at ${seconds(d.moments[d.peak])}` + (facts.has_stacks && top ? `, the largest part, ${bytes(top.bytes)} (${percent(top.bytes / live)}), from ${short(facts.lines[top.line])}.` : "."));
   if (d.owners.length > 1 && owner) say("Holds most then:", `${owner.stream}, ${owner.pool}, with ${bytes(owner.live)} live${owner.reserved ? ` and ${bytes(owner.reserved)} reserved` : ""}.`);
-  if (facts.has_stacks) say("Grew most:", grew && grew.to > grew.from ? `${short(facts.lines[grew.line])}, by ${bytes(grew.to - grew.from)} from ${seconds(d.moments[state.from])} to ${seconds(d.moments[state.to])}.` : "no line.");
+  if (facts.has_stacks) say("Grew most:", grew && grew.to > grew.from ? `${short(facts.lines[grew.line])}, by ${bytes(grew.to - grew.from)} from ${seconds(d.moments[state.from])} to ${seconds(d.moments[state.to])}. (The moments when most was live in the first third of the time and in the last are compared.)` : "no line.");
   if (d.held_count) {
     const longest = d.heldUs.indexOf(Math.max(...d.heldUs)), what = waitedFor(d, longest);
     say("The host was held back:", `${heldInAll(d)}, ${microseconds(d.heldUs[longest])} at most, while ${bytes(d.heldPending[longest])} were pending` + (what ? `, most of it from ${what}.` : "."));
   }
-  if (end.reserved) say("At the end:", `${bytes(end.reserved)} reserved, of which ${bytes(end.free)} (${percent(end.free / end.reserved)}) were free in ${end.gaps}.`);
+  const idle = findParts(d.idle);
+  if (idle.free || idle.pending) say("Most reserved but not live:", `${bytes(idle.free)} free${idle.pending ? ` and ${bytes(idle.pending)} pending` : ""} at ${seconds(d.moments[d.idle])}.`);
+  if (end.reserved) say("At the end:", `${bytes(end.reserved)} reserved: ${end.text}.`);
 }
 
 // ---- the page -----------------------------------------------------------------------------------
@@ -737,8 +772,25 @@ function refresh() {
   grow();
   holding();
 }
+// Fills a note about memory that ran out.
+function tellOom(d, i, note) {
+  const time = d.oomTime[i], free = d.oomFree[i], told = i === d.oomTime.length - 1 && d.last_oom || {};
+  const asked = told.requested || d.oomAsked[i], moment = nearest(d.moments, time), why = [];
+  if (told.limit) why.push(`the process may have ${bytes(told.limit)}, of which ${bytes(told.reserved)} were reserved`);
+  if (!told.limit || free < asked) why.push(`${bytes(free)} of the device were free`);
+  const parts = !told.limit && d.moments[moment] === time && findParts(moment);
+  if (parts.free) why.push(`${bytes(parts.free)} were free in segments, the largest piece ${bytes(parts.largest)}`);
+  note.textContent = `Device ${d.device} ran out of memory at ${seconds(time)}${told.line ? ", at " + short(told.line) : ""}: ${bytes(asked)} were asked for; ${why.join(", and ")}.`;
+  if (i < d.oomTime.length - 1) return;
+  const file = /^\w[\w.+-]*$/.test(FILE) ? FILE : "FILE";
+  note.append(" ", make("code", `python -m esper_alloc explain ${file}`), " says which change would have let it through.");
+  if (!told.line) return;
+  const details = make("details", null, note);
+  make("summary", "The stack", details);
+  make("div", told.stack.join("\n"), details, "stack");
+}
 function about() {
-  $("file").textContent = facts.path.split("/").pop();
+  $("file").textContent = FILE;
   const began = "began " + new Date(facts.begin * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC", info = Object.entries(facts.info).map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`);
   $("about").textContent = [...(facts.snapshot ? ["A snapshot of PyTorch's"] : [`Written: ${facts.why || "no reason given"}`, `process ${facts.pid}`]),
     ...(facts.clock ? [began, `${seconds(facts.end - facts.begin, 50)} long`] : ["without times"]), `${count(facts.events)} events`, ...info].join(" · ");
@@ -755,12 +807,13 @@ function about() {
   if (facts.urgent) note("The file tells of no segments at its end. The map shows only segments that came while it recorded, or went.");
   for (const d of facts.devices) {
     const device = decode(d);
-    device.oomTime.forEach((time, i) => i < 3 && note(`Device ${d.device} ran out of memory at ${seconds(time)}: ${bytes(device.oomAsked[i])} were asked for, and ${bytes(device.oomFree[i])} of the device were free.`));
+    state.device = device;
+    device.oomTime.forEach((_, i, all) => (i < 2 || i === all.length - 1) && tellOom(device, i, note("")));
     if (device.moments.length < device.steps.length) $("rules").append(make("p", `Device ${d.device}: the timeline has ${count(device.steps.length)} steps, each shown by its highest moment; what was live is known exactly at ${count(device.moments.length)} moments, and a click goes to the nearest.`));
   }
   if (categories) make("p", facts.rules[0], $("rules"));
   if (facts.has_stacks) make("p", facts.rules[1], $("rules"));
-  $("rules").parentElement.hidden = !$("rules").childElementCount;
+  make("p", facts.rules[2], $("rules"));
 }
 function useTheme(theme) {
   state.theme = document.documentElement.dataset.theme = theme;
