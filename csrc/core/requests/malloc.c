@@ -1,15 +1,15 @@
 /* malloc.c: malloc. Functions stand before their callers: begin with malloc_block, at the end.
  *
  * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
- * that has nothing, malloc_block tries these steps in the order that find_slowly, find_or_grow and
- * wait_and_release give them, and stops at the first that serves:
- *   1. request_take_ready: a ready block of its own heap
+ * that has nothing, or a filter may route the request, malloc_block does step 1. The others follow
+ * in the order that find_slowly, find_or_grow and wait_and_release give them, until one serves:
+ *   1. request_take_ready: a ready block of its own heap, or of its cache if that was not tried
  *   2. take_retired: the same after retiring events
  *   3. borrow: a block of another heap that owes nothing, lent. If the heap has borrowed many small
  *      blocks, step 5 comes first
  *   4. hold_back: if the heap's awaited bytes and the request exceed the allowance, the host waits
  *      for the oldest work that these bytes wait for; then steps 2 to 4 again
- *   5. take_grown: new memory. A driver that fails, or a request that may not grow, ends here
+ *   5. take_grown: new memory. A driver that fails, or a rejected request, ends here
  *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
  *   7. find_in_spare_pools: for the default pool, memory of pools with use_on_oom
  *   8. wait_and_release: the host waits for one event after the other, then drains the device, and
@@ -74,8 +74,8 @@ static bool borrows_too_often(const request_t *q)
 }
 
 /* Step 3. A private pool with graphs lends nothing, because replays touch its memory at any time.
- * What the other heaps' streams did before has often completed unnoticed. So the first round asks
- * the driver about it, and the second round looks again. */
+ * Only the best fit of each heap is looked at. What the other heaps' streams did before has often
+ * completed unnoticed. So the first round asks the driver about it, and the second looks again. */
 static block_t *borrow(const request_t *q)
 {
   for (int round = 0;; round++) {
@@ -145,7 +145,7 @@ static void growth_end(const request_t *q)
 static block_t *grow_and_hand_out(const request_t *q, bool alone, esper_status *status)
 {
   block_t *block = NULL;
-  bool outer = callback_begin(); /* a MemPool's own allocator may be called */
+  bool outer = callback_begin(); /* a MemPool's own allocator: its mallocs are not held back */
   *status = grow(q->heap, q->size, q->large, alone, &block);
   callback_end(outer);
   if (*status != ESPER_OK)
@@ -172,10 +172,12 @@ static block_t *find_in_spare_pools(const request_t *q)
   if (q->pool != q->device->default_pool)
     return NULL;
   for (pool_t *pool = NULL; (pool = pool_next_spare(q->device, pool));) {
+    if (block)
+      continue;
     request_t there = *q;
     there.pool = pool;
     lock(&q->device->lock);
-    there.heap = block ? NULL : pool_heap(pool, q->stream.stream, 0, q->tag);
+    there.heap = pool_heap(pool, q->stream.stream, 0, q->tag);
     unlock(&q->device->lock);
     if (there.heap)
       block = find_free(&there);
@@ -200,7 +202,7 @@ static block_t *drain_and_release(const request_t *q, bool limited, esper_status
   return NULL;
 }
 
-/* The end of step 8: once more, when a sleep that is under way has sent its pages, and while no
+/* The end of step 8, and of a capture's steps: once more, when a sleep that is under way has sent its pages, and while no
  * other thread grows or gives memory back. */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
@@ -374,7 +376,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
                  .large = config_is_large(rounded),
                  .missed = try.missed,
                  .addresses_missing = 0};
-  if (!q.size)
+  if (!q.size) /* too large to be rounded */
     return request_fail(&q);
   q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
   /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */

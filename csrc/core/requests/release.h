@@ -7,7 +7,7 @@
 
 /* Gives wholly free segments and pages that owe nothing back to the driver, those of one pool or
  * (NULL) of all, until at least `enough` bytes were given back. `mind_captures`: while a capture
- * goes on, the default pool keeps its segments. */
+ * goes on, the default pool keeps its segments; a malloc that is short of memory takes them. */
 size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough);
 
 /* The same for the memory of the tags for which `tags` is true. */

@@ -35,7 +35,8 @@ void request_hand_out(const request_t *q, block_t *block);
  * happened. Under the device's lock. */
 block_t *request_lend(const request_t *q, block_t *block);
 
-/* Hands out a ready block of the request's heap. NULL: none. Under the device's lock. */
+/* Hands out a ready block of the request's heap: from its block cache, unless that `missed`, or its
+ * bins. NULL: none. Under the device's lock. */
 block_t *request_take_ready(const request_t *q);
 
 /* Counts and traces that the device is out of memory, and sets the error. */
