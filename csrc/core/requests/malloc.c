@@ -345,6 +345,28 @@ static esper_status present(core_t *core, esper_stream stream, cache_attempt_t t
   return status;
 }
 
+/* Which capture the request is in. Outside of any, held uses get their event now, because the
+ * stream is presented. */
+static esper_status find_capture(request_t *q)
+{
+  core_t *core = q->core;
+  q->capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q->stream, false) : 0;
+  /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */
+  if (q->capture == CAPTURE_UNKNOWN) {
+    capture_thread_note(q->capture, q->stream.stream);
+    return error_from_driver(core,
+                             core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
+  }
+  /* An invalidated capture never runs, so this malloc counts as outside of any. */
+  if (q->capture == ESPER_CAPTURE_INVALID)
+    q->capture = 0;
+  if (q->capture)
+    capture_thread_note(q->capture, q->stream.stream);
+  else if (atomic_load_explicit(&q->stream.stream->holds, memory_order_relaxed))
+    held_uses_record(core, q->stream);
+  return ESPER_OK;
+}
+
 esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t try,
                           void **ptr)
 {
@@ -378,20 +400,8 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
                  .addresses_missing = 0};
   if (!q.size) /* too large to be rounded */
     return request_fail(&q);
-  q.capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q.stream, false) : 0;
-  /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */
-  if (q.capture == CAPTURE_UNKNOWN) {
-    capture_thread_note(q.capture, q.stream.stream);
-    return error_from_driver(core,
-                             core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
-  }
-  /* An invalidated capture never runs, so this malloc counts as outside of any. */
-  if (q.capture == ESPER_CAPTURE_INVALID)
-    q.capture = 0;
-  if (q.capture)
-    capture_thread_note(q.capture, q.stream.stream);
-  else if (atomic_load_explicit(&q.stream.stream->holds, memory_order_relaxed))
-    held_uses_record(core, q.stream); /* they can have their event: the stream is presented */
+  if ((status = find_capture(&q)) != ESPER_OK)
+    return status;
 
   lock(&device->lock);
   if (device->asleep[q.tag] || device_has_failed(device)) {
