@@ -202,8 +202,8 @@ static block_t *drain_and_release(const request_t *q, bool limited, esper_status
   return NULL;
 }
 
-/* The end of step 8, and of a capture's steps: once more, when a sleep that is under way has sent its pages, and while no
- * other thread grows or gives memory back. */
+/* The end of step 8, and of a capture's steps: once more, when a sleep that is under way has sent
+ * its pages, and while no other thread grows or gives memory back. */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
   lock(&q->device->sending_lock); /* held by a sleep until its pages are gone */
