@@ -355,7 +355,8 @@ class BuildExtensions(build_ext):
             target = together / f"{Path(file).parent.name}.cpp"
             lines[target] = lines.get(target, "") + f'#include "{file}"\n'
         for target, text in lines.items():
-            target.write_text(text, encoding="utf-8")
+            if not target.is_file() or target.read_text(encoding="utf-8") != text:
+                target.write_text(text, encoding="utf-8")  # else nothing is compiled again
         return [str(target) for target in lines]
 
     def compile_kernels(self, depends: list[str]) -> list[str]:

@@ -531,6 +531,28 @@ print(count(gather.unlink))
     assert said[-4:-1] == ["1.0", "0.0", "1.0"] and 0 < float(said[-1]) < 1
 
 
+def test_folders_that_are_as_before_are_not_compiled_again(tmp_path: Path) -> None:
+    program = """
+import pathlib, runpy, sys, time
+sys.path.insert(0, "tools")
+import setuptools
+setuptools.setup = lambda **k: None
+found = runpy.run_path("setup.py", run_name="setup")
+command = found["BuildExtensions"](setuptools.Distribution())
+command.build_temp = sys.argv[1]
+def written(*files):
+    paths = map(pathlib.Path, command.folders_as_files(list(files)))
+    return {path.name: (path.stat().st_mtime_ns, path.read_text()) for path in paths}
+before = written("torch/a/x.cpp", "torch/a/y.cpp", "torch/b/z.cpp")
+assert before["a.cpp"][1].split() == ["#include", '"torch/a/x.cpp"', "#include", '"torch/a/y.cpp"']
+time.sleep(0.05)
+assert written("torch/a/x.cpp", "torch/a/y.cpp", "torch/b/z.cpp") == before
+after = written("torch/a/x.cpp", "torch/b/z.cpp")
+assert after["a.cpp"] != before["a.cpp"] and after["b.cpp"] == before["b.cpp"]
+"""
+    run(sys.executable, "-c", program, tmp_path)
+
+
 @needs_extension
 def test_kernels_are_built_where_they_can_be(torch_build: Any) -> None:
     """Without this, a mistake in a kernel would only make everything slower."""

@@ -39,9 +39,11 @@ def run(args: argparse.Namespace) -> int:
     path = found.get(Path(args.page.partition("#")[0]).stem.lower())
     if path is None:
         texts = {name: file.read_text(encoding="utf-8") for name, file in found.items()}
-        near = difflib.get_close_matches(args.page.lower(), found, 1)
-        near = near or sorted(found, key=lambda name: -texts[name].count(f"`{args.page}`"))[:1]
-        hint = f"; did you mean {near[0]}? There are: {', '.join(sorted(found))}"
+        telling = [name for name in sorted(found) if f"`{args.page}`" in texts[name]]
+        telling.sort(key=lambda name: -texts[name].count(f"`{args.page}`"))
+        near = [*difflib.get_close_matches(args.page.lower(), found, 1), *telling]
+        meant = f"; did you mean {near[0]}?" if near else "."
+        hint = f"{meant} There are: {', '.join(sorted(found))}"
         print(f"there is no page {args.page!r}{hint}", file=sys.stderr)
         return 2
     print(path.read_text(encoding="utf-8"), end="")

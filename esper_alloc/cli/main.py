@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{command} is no command: did you mean `{program()} run {command}`?")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        parser.error(f"no option {unknown[0]}: see `{program()} {command} --help`")
+        parser.error(f"{unknown[0]} is not understood: see `{program()} {command} --help`")
     try:
         code = int(args.run(args))
         if sys.stdout is not None and not sys.stdout.closed:  # `audit` runs who may close it

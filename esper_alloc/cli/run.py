@@ -32,7 +32,7 @@ from ..torch_allocator.choices import (
     Choice,
     Size,
 )
-from ..torch_allocator.enabling import SWITCHED_OFF, is_switched_off
+from ..torch_allocator.enabling import SWITCHED_OFF, is_switched_off, wrong_switch
 from .diagnosis.facts import Facts, gather_shim
 from .program import add_program, program_of
 
@@ -214,9 +214,8 @@ def no_cuda(torch: str | None) -> str | None:
 
 def refusal() -> str | None:
     """Why this interpreter cannot reach a program, or must not; None when it can."""
-    given = os.environ.get("ESPER_ALLOC", "")
-    if given not in ("", "0", "1"):
-        return f"ESPER_ALLOC={given} is neither 0 nor 1: set one of them, or unset it"
+    if (wrong := wrong_switch()) is not None:
+        return wrong
     if sys.flags.ignore_environment or sys.flags.no_site:
         return (
             "python -I, -E and -S hide the environment that `run` works through: "

@@ -66,6 +66,14 @@ def is_switched_off() -> bool:
     return os.environ.get(_VARIABLE) == "0"
 
 
+def wrong_switch() -> str | None:
+    """What is wrong with the switch in the environment; None: nothing."""
+    value = os.environ.get(_VARIABLE, "")
+    if value in ("", "0", "1"):
+        return None
+    return f"{_VARIABLE}={value} is neither 0 nor 1: set one of them, or unset it"
+
+
 def _check_environment() -> None:
     """Raises for what the core would refuse, which without a GPU it is never asked."""
     for choice in ALL:
@@ -336,9 +344,8 @@ def _set_monitor(chosen: str | None) -> None:
 def _stays_off(required: bool) -> bool:
     """Whether there is nothing to enable. Warns once where there is no CUDA."""
     global _declined
-    value = os.environ.get(_VARIABLE, "")
-    if value not in ("", "0", "1"):
-        raise ValueError(f"{_VARIABLE}={value} is neither 0 nor 1: set one of them, or unset it")
+    if (wrong := wrong_switch()) is not None:
+        raise ValueError(wrong)
     if is_switched_off():
         return True
     try:
@@ -408,15 +415,9 @@ def enable_from_environment() -> None:
     An import must not fail for lack of a GPU or of a matching torch, so what
     goes wrong is a warning.
     """
-    value = os.environ.get(_VARIABLE, "")
-    if value in ("", "0"):
-        return
-    if value != "1":
-        warnings.warn(
-            f"{_VARIABLE}={value} is neither 0 nor 1; esper_alloc stays off.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    if (wrong := wrong_switch()) is not None:
+        warnings.warn(f"{wrong}; esper_alloc stays off.", RuntimeWarning, stacklevel=3)
+    if os.environ.get(_VARIABLE) != "1":
         return
     try:
         enable()

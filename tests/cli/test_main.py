@@ -103,11 +103,13 @@ def test_docs_names_the_pages_where_there_is_none_so_called() -> None:
     done = command("docs", "usage")
     assert done.returncode == 2
     assert "there is no page 'usage'; did you mean uses? There are: auditor" in done.stderr
+    assert "no page 'record_use'; did you mean migrating?" in command("docs", "record_use").stderr
+    assert "there is no page 'zzz'. There are: auditor" in command("docs", "zzz").stderr
 
 
 def test_an_option_that_is_unknown_is_named() -> None:
     done = command("run", "--use", "automatic", "train.py")
-    assert done.returncode == 2 and "no option --use: see" in done.stderr
+    assert done.returncode == 2 and "--use is not understood: see" in done.stderr
 
 
 def test_a_script_without_run_is_told_of_run() -> None:

@@ -148,12 +148,7 @@ static block_t *grow_and_hand_out(const request_t *q, bool alone, esper_status *
   bool outer = callback_begin(); /* a MemPool's own allocator: its mallocs are not held back */
   *status = grow(q->heap, q->size, q->large, alone, &block);
   callback_end(outer);
-  if (*status != ESPER_OK)
-    return NULL;
-  lock(&q->device->lock);
-  request_hand_out(q, block);
-  unlock(&q->device->lock);
-  return block;
+  return request_hand_out_new(q, *status, block);
 }
 
 /* Step 5. */

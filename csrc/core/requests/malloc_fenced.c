@@ -11,12 +11,7 @@ static block_t *raise_fence(request_t *q, size_t most, esper_status *status)
   lock(&q->device->growth_lock);
   *status = fence_obtain(q->heap, q->size, q->large, &block, &q->addresses_missing);
   unlock(&q->device->growth_lock);
-  if (*status != ESPER_OK)
-    return NULL;
-  lock(&q->device->lock);
-  request_hand_out(q, block);
-  unlock(&q->device->lock);
-  return block;
+  return request_hand_out_new(q, *status, block);
 }
 
 block_t *malloc_take_fenced(request_t *q, esper_status *status)

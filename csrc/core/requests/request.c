@@ -47,6 +47,16 @@ void request_hand_out(const request_t *q, block_t *block)
   trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, q->stream.stream);
 }
 
+block_t *request_hand_out_new(const request_t *q, esper_status status, block_t *block)
+{
+  if (status != ESPER_OK)
+    return NULL;
+  lock(&q->device->lock);
+  request_hand_out(q, block);
+  unlock(&q->device->lock);
+  return block;
+}
+
 /* The block gets a use by the borrower now, which ends at the free. A classic segment that is
  * wholly free and owes nothing moves to the request's heap instead. */
 block_t *request_lend(const request_t *q, block_t *block)

@@ -31,6 +31,9 @@ static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
 /* Hands out a claimed block whose obligations are satisfied for the request's stream: makes it
  * live. The part that is not taken still owes what the block owed. Under the device's lock. */
 void request_hand_out(const request_t *q, block_t *block);
+/* The same for a block of new memory, if the status is ESPER_OK; else NULL. No lock is held but the
+ * growth lock. */
+block_t *request_hand_out_new(const request_t *q, esper_status status, block_t *block);
 /* Lends a claimed block of another heap, which owes nothing. NULL: no host memory, and nothing has
  * happened. Under the device's lock. */
 block_t *request_lend(const request_t *q, block_t *block);

@@ -22,6 +22,19 @@ static inline void begin(void)
   begin_with(256, NULL);
 }
 
+static inline void begin_fenced(size_t mib)
+{
+  begin_with(mib, NULL);
+  CHECK_OK(esper_fence(w.core, 1));
+}
+
+static inline bool is_fenced(const void *p)
+{
+  esper_block_info info;
+  CHECK_OK(esper_find_block(w.core, p, &info));
+  return info.fenced;
+}
+
 static inline void *get(size_t mib, esper_stream stream)
 {
   return world_malloc(&w, mib * MIB, stream);

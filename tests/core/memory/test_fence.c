@@ -5,12 +5,6 @@
 
 #include "memory/pages_world.h"
 
-static void begin_fenced(size_t mib)
-{
-  begin_with(mib, NULL);
-  CHECK_OK(esper_fence(w.core, 1));
-}
-
 /* The work of r and of s is over, and the next free finds that. */
 static void time_passes(void)
 {
@@ -21,13 +15,6 @@ static void time_passes(void)
 static bool is_mapped(const void *p)
 {
   return sim_may_access(w.s, 0, p, 512);
-}
-
-static bool is_fenced(const void *p)
-{
-  esper_block_info info;
-  CHECK_OK(esper_find_block(w.core, p, &info));
-  return info.fenced;
 }
 
 SCENE_WITH(freed_memory_is_unmapped_and_its_addresses_stay_unused, begin_fenced(64))
@@ -44,22 +31,6 @@ SCENE_WITH(freed_memory_is_unmapped_and_its_addresses_stay_unused, begin_fenced(
   }
   CHECK_EQ(reserved_mib(), 0);
   CHECK_EQ(esper_fence_rounds(w.core), 0);
-}
-
-SCENE_WITH(a_short_device_waits_for_freed_memory, begin_fenced(8))
-{
-  for (int i = 0; i < 20; i++)
-    world_free(&w, used(3, r)); /* two pages: the third must wait for the first */
-  world_check(&w);
-  CHECK_STATUS(try_malloc(16 * MIB, r), ESPER_OUT_OF_MEMORY);
-}
-
-SCENE_WITH(what_was_cached_makes_room, begin_with(24, NULL))
-{
-  world_free(&w, used(20, r));
-  CHECK_OK(esper_fence(w.core, 1));
-  char *p = get(20, r);
-  CHECK(is_fenced(p));
 }
 
 SCENE(pools_captures_and_what_is_live_have_none)
