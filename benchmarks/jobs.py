@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -31,15 +33,20 @@ def prepare(allocator: str, strict: bool = False) -> None:
     torch.manual_seed(0)
 
 
-def measure(allocator: str, job: str, small: bool = False) -> Iterator[dict[str, Any]]:
+def measure(
+    allocator: str, job: str, small: bool = False, watched: bool = False
+) -> Iterator[dict[str, Any]]:
     """One process, of which each turn but the first is a pass through the schedule.
 
-    The pass's step_ms and outputs, and the memory_figures() until then.
+    The pass's step_ms and outputs, and the memory_figures() until then. `watched`: by `top`.
     """
     import_job(job)
     driver_version()
     yield {}
     prepare(allocator, JOBS[job].strict)
+    if watched:
+        command = [sys.executable, "-m", "esper_alloc", "top", str(os.getpid())]
+        subprocess.Popen(command, stdout=subprocess.DEVNULL)  # it ends with this process
     step, steps = JOBS[job].make(small), JOBS[job].small_steps if small else JOBS[job].steps
     for turn in itertools.count():
         torch.cuda.synchronize()

@@ -675,7 +675,7 @@ CUDAGRAPH_OUTPUTS = Topic(
     rounds=1,
 )  # fmt: skip
 
-NO_BOX = "esper_alloc, no black box"
+NO_BOX, WATCHED = "esper_alloc, no black box", "esper_alloc, watched by top"
 WITH_AND_WITHOUT = [
     Case(OURS, OURS), Case(NO_BOX, OURS, environment={"ESPER_ALLOC_BLACK_BOX": "off"}),
 ]  # fmt: skip
@@ -683,11 +683,15 @@ TEN_MILLION = "esper_alloc, ten million events"
 
 
 def box_job_part(job: str, goal: float) -> Part:
+    watched = Case(WATCHED, OURS, {"watched": True}, {"ESPER_ALLOC_MONITOR": "1"})
     cases = [
-        replace(one, how={"job": job}, environment={**one.environment, **DETERMINISTIC})
-        for one in WITH_AND_WITHOUT
+        replace(one, how={**one.how, "job": job}, environment={**one.environment, **DETERMINISTIC})
+        for one in (*WITH_AND_WITHOUT, watched)
     ]
-    rows = beside(OURS, NO_BOX, (*STEP, goal, "mean_ratio"), title=f"{job}: ")
+    rows = [
+        *beside(OURS, NO_BOX, (*STEP, goal, "mean_ratio"), title=f"{job}: "),
+        *beside(WATCHED, OURS, (*STEP, 1.001, "mean_ratio"), title=f"{job}, watched by top: "),
+    ]
     return Part(job, "jobs.measure", cases, rows, STAYS, same_cores=True, warm_up=1, rounds=40,
                 derive=passes)  # fmt: skip
 

@@ -75,7 +75,7 @@ static chunk_t *take_chunk(void)
   if (!oldest)
     newest = NULL;
   used_again++;
-  carry(chunk, chunks_oldest_ticks());
+  carry(chunk);
   return chunk;
 }
 

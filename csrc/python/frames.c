@@ -66,15 +66,15 @@ static const void *instruction_of(const frame_t *frame)
 }
 #endif
 
+/* A sum of products, none of which waits for the one before. */
 static uint64_t hash_here(const PyThreadState *thread)
 {
-  uint64_t hash = 0;
+  const uint64_t base = UINT64_C(0x9e3779b97f4a7c15);
+  uint64_t hash = 0, power = base;
   const frame_t *frame = innermost(thread);
-  for (int i = 0; frame && i < HASHED; i++, frame = caller_of(frame)) {
-    hash = (hash ^ (uintptr_t)instruction_of(frame)) * UINT64_C(0x9e3779b97f4a7c15);
-    hash ^= hash >> 29;
-  }
-  return hash;
+  for (int i = 0; frame && i < HASHED; i++, frame = caller_of(frame), power *= base)
+    hash += (uintptr_t)instruction_of(frame) * power;
+  return hash ^ hash >> 32; /* the table takes the lower bits */
 }
 
 static int python_is_there(void)
