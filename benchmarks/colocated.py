@@ -14,19 +14,21 @@ from common import MIB, NATIVE
 from measuring import choose_allocator, device_used_mib, example, machine, seconds_of
 
 SMALL = ["--size", "tiny", "--prompts", "4", "--prompt", "16", "--answer", "8", "--steps", "2"]
-ASLEEP = ("engine sleeps", "trainer wakes", "engine wakes, weights", "trainer sleeps",
-          "engine wakes, cache")  # fmt: skip
+TURNS = ("engine sleeps", "trainer wakes", "engine wakes, weights", "trainer sleeps",
+         "engine wakes, cache")  # fmt: skip
+PHASES = ("rollout", "training", "new weights", *TURNS)
 
 
 def step(
     allocator: str, flags: tuple[str, ...] = (), model: str = "3b", small: bool = False
 ) -> dict[str, Any]:
-    """Means over steps but the first, s: of a step, and of all sleeping and waking in it."""
+    """Means over steps but the first, s: of a step, of its phases, and of all sleeping and waking
+    in it."""
     module = example("colocated_step")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "step.json")
         native = ["--native"] if allocator == NATIVE else []
-        how = SMALL if small else ["--size", model]
+        how = SMALL if small else ["--size", model, "--steps", "4"]
         sys.argv = ["colocated_step.py", *how, *native, *flags, "--json", str(path)]
         module.main()
         found = json.loads(path.read_text())
@@ -35,8 +37,9 @@ def step(
     return {
         "machine": machine(),
         "step_s": sum(seconds.values()),
-        "turns_s": sum(seconds.get(one, 0.0) for one in ASLEEP),
-        "first_turns_s": sum(first.get(one, 0.0) for one in ASLEEP),
+        "turns_s": sum(seconds.get(one, 0.0) for one in TURNS),
+        "first_turns_s": sum(first.get(one, 0.0) for one in TURNS),
+        **seconds,
     }
 
 

@@ -111,6 +111,7 @@ class Options:
     small: bool = False
     segments: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    cases: Sequence[str] = ()  # none: all
 
 
 #: How the cases of a part are measured. CHILDREN: workers that have imported all that they need

@@ -6,6 +6,7 @@
     python benchmarks/run.py pipeline                  # all parts
     python benchmarks/run.py jobs --part moe --seconds 60 --out moe.json
     python benchmarks/run.py sleep --set gib=4         # another setting
+    python benchmarks/run.py pipeline --case 'native, recipe' --case 'esper_alloc, record_use'
 
 The cases of a part take turns. No round begins after --seconds, of which each part has its share,
 and rows are written after each round. topics.py says what is measured.
@@ -142,6 +143,11 @@ class Command:
             case.name: f"the package {package} is not installed"
             for case in part.cases for package in case.needs if not installed(package)
         }  # fmt: skip
+        if self.options.cases:
+            left_out |= {
+                case.name: "not asked for"
+                for case in part.cases if case.name not in self.options.cases
+            }  # fmt: skip
         cases = [case for case in part.cases if case.name not in left_out]
         if not cases:
             print(f"{part.name}: left out, {next(iter(left_out.values()))}")
@@ -232,6 +238,7 @@ def main() -> int:
     parser.add_argument("topic", nargs="?", choices=sorted(TOPICS), metavar="TOPIC")
     parser.add_argument("--list", action="store_true", help="measure nothing")
     parser.add_argument("--part", action="append", default=[], metavar="NAME", help="repeatable")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="repeatable")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/TOPIC.json")
     parser.add_argument("--rounds", type=int, help="at most; each topic has its own default")
     parser.add_argument("--seconds", type=float, default=500.0, help="default: 500")
@@ -257,6 +264,9 @@ def main() -> int:
     unknown = [name for name in options.part if name not in known]
     if unknown:
         parser.error(f"no part {unknown[0]!r}; {options.topic} has: {', '.join(known)}")
+    cases = {case.name for part in topic.parts for case in part.cases}
+    if strange := [name for name in options.case if name not in cases]:
+        parser.error(f"no case {strange[0]!r}; {options.topic} has: {'; '.join(sorted(cases))}")
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds: one at least")
     settings = dict(topic.settings)
@@ -268,7 +278,7 @@ def main() -> int:
     if why:
         print(f"nothing can be measured: {why}")
         return 1
-    asked = Options(options.small, options.segments, settings)
+    asked = Options(options.small, options.segments, settings, options.case)
     command = Command(options.topic, asked, options.rounds, options.out)
     return 0 if command.run(parts, options.seconds) else 1
 

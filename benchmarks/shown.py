@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
 RECORD_STREAM = "native, record_stream"
 REUSE = "native, graph_capture_record_stream_reuse"
-NO_BOX = "esper_alloc, no black box"
+NO_BOX, VLLM_SLEEPS = "esper_alloc, no black box", "native, vLLM's sleep mode"
 NATIVE = Column("`native`", ("native",))
 EXPANDABLE = Column("`expandable`", ("native, expandable",))
 ALLOCATED, FASTEST = ("least peak allocated of any peer",), ("fastest peer",)
@@ -141,7 +141,13 @@ overlap what is reserved), and the time of a step or batch.""", (
         Row("sleep", "sleep with keep='nothing'", "sleep, keep nothing", "giving free memory back"),
         Row("sleep", "first sleep, which pins host memory",
             "the first sleep, which pins host memory", "a GiB of a later sleep"),
-        Row("sleep", "device memory left asleep", "device memory left", "nothing"))),
+        Row("sleep", "device memory left asleep", "device memory left", "nothing"),
+        Row("colocated", "a step", "a trainer of 3 B and vLLM take turns: a step",
+            "esper_alloc, nobody sleeps"),
+        Row("colocated", "a step", "the same; sleeping and waking of both in it", VLLM_SLEEPS,
+            ("sleep and wake of both",)),
+        Row("colocated", "level 1, sleep", "vLLM of 1.5 B sleeps; wakes", VLLM_SLEEPS,
+            ("level 1, wake",)))),
     Table("jobs", "Two GPUs", "Trainings of 200 steps: tokens (more is better), and peak reserved.", (
         *(Row("engines", f"{engine}: tokens", label, peer, (f"{engine}: peak reserved",))
           for engine, peer, label in (

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from colocated import PHASES
 from common import (
     CAPTURE_REUSE,
     EXPANDABLE,
@@ -754,26 +755,33 @@ EXPLAIN = Topic(
     rounds=1,
 )  # fmt: skip
 
-VLLM_SLEEPS, ENGINE_BESIDE = "native, vLLM's sleep mode", f"{OURS}, engine in a process"
+VLLM_SLEEPS, BESIDE = "native, vLLM's sleep mode", ", engine in a process"
 AWAKE, VLLM = f"{OURS}, nobody sleeps", ("vllm",)
+
+
+def colocated_part(name: str, which: str, how: dict[str, Any], *more: Case) -> Part:
+    """`which`: the end of the cases' names."""
+    ours, peer = OURS + which, VLLM_SLEEPS + which
+    title = f"{which[2:]}: " if which else ""
+    return Part(name, "colocated.step", [
+        Case(ours, OURS, how, {"ESPER_ALLOC": "1"} if which else {}, needs=VLLM), *more,
+        Case(peer, NATIVE, how, needs=VLLM),
+    ], [
+        *(Row("a step", "s", "step_s", ours, one.name, 1.35) for one in more),
+        *beside(ours, peer, ("a step", "s", "step_s"),
+                ("sleep and wake of both", "s", "turns_s", 0.5),
+                ("the first sleep and wake of both", "s", "first_turns_s"),
+                *((f"of a step, {one}", "s", one) for one in PHASES), title=title),
+        own(ours, f"{title}sleep and wake of both, seconds", "s", "turns_s", 1.0, "ours",
+            peer_key="first_turns_s", peer_name="the first time, which pins host memory"),
+    ], FRESH, ours=ours, timeout=400.0)  # fmt: skip
+
+
 COLOCATED = Topic(
     "A trainer and vLLM take turns on one GPU: what do sleeping and waking cost a step?",
-    Part("step", "colocated.step", [
-        Case(OURS, OURS, needs=VLLM),
-        Case(AWAKE, OURS, {"flags": ("--awake", "--share", "0.3")}, needs=VLLM),
-        Case(VLLM_SLEEPS, NATIVE, needs=VLLM),
-        Case(ENGINE_BESIDE, OURS, {"flags": ("--engine-process",)}, {"ESPER_ALLOC": "1"},
-             needs=VLLM),
-    ], [
-        Row("a step", "s", "step_s", OURS, AWAKE, 1.35),
-        *beside(OURS, VLLM_SLEEPS, ("a step", "s", "step_s"),
-                ("sleep and wake of both", "s", "turns_s", 0.5),
-                ("the first sleep and wake of both", "s", "first_turns_s")),
-        own(OURS, "sleep and wake of both, seconds", "s", "turns_s", 1.0, "ours",
-            peer_key="first_turns_s", peer_name="the first time, which pins host memory"),
-        *beside(ENGINE_BESIDE, VLLM_SLEEPS, ("a step", "s", "step_s"),
-                ("sleep and wake of both", "s", "turns_s"), title="engine in a process: "),
-    ], FRESH, timeout=400.0),
+    colocated_part("step", "", {},
+                   Case(AWAKE, OURS, {"flags": ("--awake", "--share", "0.3")}, needs=VLLM)),
+    colocated_part("process", BESIDE, {"flags": ("--engine-process",)}),
     Part("cycles", "colocated.cycles",
          [Case(OURS, OURS, needs=VLLM), Case(VLLM_SLEEPS, NATIVE, needs=VLLM)], [
         *beside(OURS, VLLM_SLEEPS,

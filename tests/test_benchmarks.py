@@ -216,6 +216,10 @@ def test_a_case_that_gives_nothing_is_named_and_one_left_out_says_why(
 
     run = measured_by(monkeypatch, measure)
     monkeypatch.setattr(load("loops"), "load", lambda: None)
+    assert main(monkeypatch, "pair", "--case=esper_alloc", "--case=native", "--out", str(out)) == 1
+    capsys.readouterr()
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["peer_name"] for row in rows} == {"native"} and len(rows) == 4
     assert main(monkeypatch, "pair", "--out", str(out)) == 1
     said = capsys.readouterr().out
     assert said.count("no row") == said.count("esper_alloc and cudaMallocAsync gave no value") == 4
@@ -814,7 +818,9 @@ def test_an_engine_trains_on_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_all_engines_train_on_the_cpu(tmp_path: Path) -> None:
     """Context parallelism without its ring, which PyTorch has for CUDA alone."""
-    found, said = engines_on_the_cpu(tmp_path, "--part", "together", "--set", "ranks=4")
+    cases = ("native", "esper_alloc", "native, run again")
+    how = ("--part", "together", "--set", "ranks=4", *(f"--case={case}" for case in cases))
+    found, said = engines_on_the_cpu(tmp_path, *how)
     for engine in load("topics").ENGINE_NAMES:
         assert found[f"{engine} on 4 GPUs, together: {LOSSES}"]["ours"] == 0.0, said
     assert "failed" not in said
@@ -823,7 +829,7 @@ def test_all_engines_train_on_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_engines_get_random_lengths_until_time_is_over(tmp_path: Path) -> None:
     engines = "engines=fsdp2_tp,pipeline_interleaved,expert_parallel"
-    how = ("--set", engines, "--set", "soak=6", "--set", "ranks=4", "--set", "activations=offload")
+    how = ("--set", engines, "--set", "soak=1", "--set", "ranks=4", "--set", "activations=offload")
     found, _ = engines_on_the_cpu(tmp_path, "--part", "soak", *how)
     assert len(found) == 3 * 4
     for engine in engines.removeprefix("engines=").split(","):
@@ -834,8 +840,9 @@ def test_engines_get_random_lengths_until_time_is_over(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_fails_leaves_the_others_their_turn(tmp_path: Path) -> None:
-    how = ("--set", "engines=ddp,fsdp2_offload", "--set", "activations=nowhere")
-    found, said = engines_on_the_cpu(tmp_path, "--part", "soak", "--set", "soak=1", *how)
+    engines = ("--set", "engines=ddp,fsdp2_offload", "--set", "activations=nowhere")
+    how = ("--part", "soak", "--set", "soak=1", "--case", "esper_alloc", *engines)
+    found, said = engines_on_the_cpu(tmp_path, *how)
     assert {name.partition(",")[0] for name in found} == {"fsdp2_offload"}
     assert "ddp failed" in said and "not 'nowhere'" in said
 
