@@ -3,9 +3,9 @@
  * It runs twice, on a new core each time: first with a trace, which is read and added up after
  * every operation, then without, to measure the time. Runs too short to measure are repeated.
  *
- * A free may be pending: another stream uses the memory until a later operation ends that use. Such
- * a use is put on a stream of its own that is stalled until then (replay/stalled_driver.h). All
- * other work counts as done at once, because a recording does not tell how far the GPU was. A core
+ * A free may be pending: another stream uses the memory until a later operation ends that use. For
+ * such uses there are streams that are stalled until then (replay/stalled_driver.h). All other
+ * work counts as done at once, because a recording does not tell how far the GPU was. A core
  * may find out later than the recording that a free has completed (of memory lent between streams).
  * There the replay makes the core look, at the same operation in every run. */
 #define PY_SSIZE_T_CLEAN
@@ -34,6 +34,7 @@ typedef struct stage {
   size_t streams_made;
   esper_pool **pools;
   void **slots;
+  uint64_t *stalls;    /* of slots whose free is pending */
   unsigned char *late; /* operations after which the core must look; shared */
   char failure[512];   /* the first failure; empty: none */
   esper_status status;
@@ -154,7 +155,8 @@ static int stage_open(stage *s, const history *h, unsigned char *late)
   s->streams = calloc(h->streams + h->uses + 1, sizeof *s->streams);
   s->pools = calloc(h->pools + 1, sizeof(esper_pool *));
   s->slots = calloc(h->slots + 1, sizeof *s->slots);
-  if (!s->streams || !s->pools || !s->slots)
+  s->stalls = calloc(h->slots + 1, sizeof *s->stalls);
+  if (!s->streams || !s->pools || !s->slots || !s->stalls)
     return fail(s, SIZE_MAX, ESPER_HOST_MEMORY, "replay");
   if (!open_driver(s, h))
     return 0;
@@ -180,6 +182,7 @@ static void stage_close(stage *s)
   free(s->streams);
   free(s->pools);
   free(s->slots);
+  free(s->stalls);
 }
 
 /* ---- the operations ----------------------------------------------------- */
@@ -203,12 +206,13 @@ static esper_status run_operation(stage *s, const history *h, const operation *o
                : esper_malloc(s->core, op->size, s->streams[op->stream], &s->slots[op->slot]);
   case OPERATION_FREE: return esper_free(s->core, s->slots[op->slot]);
   case OPERATION_FREE_PENDING:
-    if (!stalled_driver_stall(s->driver, unnamed[op->stream].handle))
+    s->stalls[op->slot] = stalled_driver_stall(s->driver, unnamed[op->stream].handle);
+    if (!s->stalls[op->slot])
       return ESPER_HOST_MEMORY;
     status = esper_record_stream(s->core, s->slots[op->slot], unnamed[op->stream]);
     return status == ESPER_OK ? esper_free(s->core, s->slots[op->slot]) : status;
   case OPERATION_DONE:
-    stalled_driver_release(s->driver, unnamed[op->stream].handle);
+    stalled_driver_release(s->driver, unnamed[op->stream].handle, s->stalls[op->slot]);
     return ESPER_OK;
   case OPERATION_RELEASE: return drop_pool(s, h->pool_ids[op->pool]);
   case OPERATION_EMPTY: return esper_empty_cache(s->core, 0, NULL);
@@ -337,10 +341,12 @@ static void complete_late(stage *s, const history *h, size_t at, const tally *t)
 static int run_one_traced(stage *s, const history *h, size_t at, tally *t)
 {
   uint32_t kind = h->operations[at].kind;
+  /* It looks at all that is pending: once for uses that end in a row. */
+  int more = at + 1 < h->count && h->operations[at + 1].kind == OPERATION_DONE;
   t->completed = 0;
   if (!run_operations(s, h, at, at + 1))
     return 0;
-  if (!t->completed && (kind == OPERATION_FREE || kind == OPERATION_DONE))
+  if (!t->completed && (kind == OPERATION_FREE || (kind == OPERATION_DONE && !more)))
     complete_late(s, h, at, t);
   return 1;
 }

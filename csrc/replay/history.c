@@ -2,16 +2,20 @@
 
 #include <stdlib.h>
 
-/* Slots are UNBORN, LIVE or DEAD; uses that go on, and pools that were released, are LIVE. */
-enum { UNBORN, LIVE, DEAD };
+/* PENDING: freed, and in use. Pools that were released are LIVE. */
+enum { UNBORN, LIVE, PENDING, DEAD };
+
+/* What a slot is before each kind of operation, and afterwards. */
+static const unsigned char before[] = {UNBORN, LIVE, LIVE, PENDING};
+static const unsigned char after[] = {LIVE, DEAD, PENDING, DEAD};
 
 typedef struct progress {
-  unsigned char *slots, *uses, *released;
+  unsigned char *slots, *released;
 } progress;
 
 static const char *fault_of(const history *h, const progress *p, const operation *op)
 {
-  int by_slot = op->kind <= OPERATION_FREE_PENDING;
+  int by_slot = op->kind <= OPERATION_DONE;
   int by_use = op->kind == OPERATION_FREE_PENDING || op->kind == OPERATION_DONE;
   if (op->kind >= OPERATION_KINDS)
     return "its kind is unknown";
@@ -25,14 +29,10 @@ static const char *fault_of(const history *h, const progress *p, const operation
   if (op->kind == OPERATION_RELEASE && (op->pool >= h->pools || p->released[op->pool] ||
                                         !(h->pool_ids[op->pool][0] | h->pool_ids[op->pool][1])))
     return "its pool does not exist, or is the default pool";
-  if (by_slot && p->slots[op->slot] != (op->kind == OPERATION_ALLOC ? UNBORN : LIVE))
-    return "its slot is allocated twice, or freed without being live";
-  if (by_use && p->uses[op->stream] != (op->kind == OPERATION_DONE))
-    return "its use begins twice, or ends without having begun";
+  if (by_slot && p->slots[op->slot] != before[op->kind])
+    return "its slot is allocated twice, freed without being live, or its use had not begun";
   if (by_slot)
-    p->slots[op->slot] = op->kind == OPERATION_ALLOC ? LIVE : DEAD;
-  if (by_use)
-    p->uses[op->stream] = op->kind == OPERATION_FREE_PENDING;
+    p->slots[op->slot] = after[op->kind];
   if (op->kind == OPERATION_RELEASE)
     p->released[op->pool] = LIVE;
   return NULL;
@@ -40,13 +40,12 @@ static const char *fault_of(const history *h, const progress *p, const operation
 
 const char *history_find_fault(const history *h, size_t *at)
 {
-  progress p = {calloc(h->slots + 1, 1), calloc(h->uses + 1, 1), calloc(h->pools + 1, 1)};
-  const char *fault = p.slots && p.uses && p.released ? NULL : "no host memory";
+  progress p = {calloc(h->slots + 1, 1), calloc(h->pools + 1, 1)};
+  const char *fault = p.slots && p.released ? NULL : "no host memory";
   for (*at = 0; *at < h->count && !fault; ++*at)
     if ((fault = fault_of(h, &p, &h->operations[*at])))
       break;
   free(p.slots);
-  free(p.uses);
   free(p.released);
   return fault;
 }

@@ -10,8 +10,8 @@
 typedef enum operation_kind {
   OPERATION_ALLOC,        /* slot: size bytes on stream, from pool */
   OPERATION_FREE,         /* slot */
-  OPERATION_FREE_PENDING, /* slot, used until this stream of the uses is done */
-  OPERATION_DONE,         /* the use on this stream of the uses is over */
+  OPERATION_FREE_PENDING, /* slot, used by this stream of the uses */
+  OPERATION_DONE,         /* that use of slot is over, and those before it on its stream */
   OPERATION_RELEASE,      /* pool, which serves no later allocation, loses its reference */
   OPERATION_EMPTY,        /* the cache */
   OPERATION_KINDS
@@ -43,7 +43,7 @@ typedef struct history {
 } history;
 
 /* Finds the first operation that is out of bounds or out of order, and stores its index. A slot is
- * allocated and freed once; a use ends before its stream serves another. NULL: there is none. */
+ * allocated and freed once, and its use ends after that. NULL: there is none. */
 const char *history_find_fault(const history *h, size_t *at);
 
 #endif

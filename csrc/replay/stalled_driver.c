@@ -2,11 +2,11 @@
 
 #include <stdlib.h>
 
-/* Every stall has its own number, so that stalling a stream again does not make earlier events
- * pending again. An event for all streams has no stream, and the number of the newest stall. */
+/* A stream's newest stall, and up to which it is released. An event has the stall after which it
+ * was recorded; one for all streams has no stream, and the number of the newest stall. */
 typedef struct stall {
   void *stream;
-  uint64_t number;
+  uint64_t number, released;
 } stall;
 
 /* A hash map from streams or events to stalls, with open addressing. Empty slots have a NULL key,
@@ -100,49 +100,48 @@ struct stalled_driver {
 };
 
 /* A stalled stream that has not been released since `then`: its own stream, or with no stream any
- * that was stalled at that time. NULL: none. */
+ * that may have been stalled at that time. NULL: none. */
 static void *stalled_since(const stalled_driver *d, stall then)
 {
   if (then.stream) {
     const stall *now = map_find(&d->streams, then.stream);
-    return now && now->number == then.number ? now->stream : NULL;
+    return now && now->released < then.number ? now->stream : NULL;
   }
   for (size_t i = 0; i < d->streams.capacity; i++) {
     const void *key = d->streams.keys[i];
-    if (key && key != (const void *)&d->streams && d->streams.values[i].number <= then.number)
+    if (key && key != (const void *)&d->streams && d->streams.values[i].released < then.number)
       return d->streams.values[i].stream;
   }
   return NULL;
 }
 
-/* A stream whose stall keeps the event pending, or NULL. */
-static void *stalled_stream(const stalled_driver *d, const void *event)
+uint64_t stalled_driver_stall(stalled_driver *d, void *stream)
 {
-  const stall *then = map_find(&d->events, event);
-  return then ? stalled_since(d, *then) : NULL;
-}
-
-int stalled_driver_stall(stalled_driver *d, void *stream)
-{
-  if (map_find(&d->streams, stream))
-    return 1;
+  stall *now = map_find(&d->streams, stream);
+  if (now)
+    return now->number = ++d->stalls;
   if (!map_reserve(&d->streams))
     return 0;
-  map_place(&d->streams, stream, (stall){stream, ++d->stalls});
-  return 1;
+  map_place(&d->streams, stream, (stall){stream, d->stalls + 1, d->stalls});
+  return ++d->stalls;
 }
 
-void stalled_driver_release(stalled_driver *d, void *stream)
+void stalled_driver_release(stalled_driver *d, void *stream, uint64_t number)
 {
-  map_remove(&d->streams, stream);
+  stall *now = map_find(&d->streams, stream);
+  if (now && number >= now->number)
+    map_remove(&d->streams, stream);
+  else if (now && number > now->released)
+    now->released = number;
 }
 
 /* Releases the streams whose stalls keep the event pending. */
 static void release_event(stalled_driver *d, const void *event)
 {
+  const stall *then = map_find(&d->events, event);
   void *stream;
-  while ((stream = stalled_stream(d, event)))
-    stalled_driver_release(d, stream);
+  while (then && (stream = stalled_since(d, *then)))
+    stalled_driver_release(d, stream, then->number);
 }
 
 /* The functions whose answers depend on stalled work. */
@@ -171,7 +170,7 @@ static esper_status stalled_event_record_all(void *self, int device, void *event
   if (status != ESPER_OK)
     return status;
   map_remove(&d->events, event);
-  map_place(&d->events, event, (stall){NULL, d->stalls});
+  map_place(&d->events, event, (stall){.number = d->stalls});
   return ESPER_OK;
 }
 
@@ -181,7 +180,8 @@ static esper_status stalled_event_query(void *self, int device, void *event)
   esper_status status = d->below->event_query(d->below->self, device, event);
   if (status != ESPER_OK)
     return status;
-  return stalled_stream(d, event) ? ESPER_NOT_READY : ESPER_OK;
+  const stall *then = map_find(&d->events, event);
+  return then && stalled_since(d, *then) ? ESPER_NOT_READY : ESPER_OK;
 }
 
 static esper_status stalled_event_synchronize(void *self, int device, void *event)
@@ -237,7 +237,7 @@ static esper_status stalled_stream_destroy(void *self, int device, void *stream)
   stalled_driver *d = self;
   esper_status status = d->below->stream_destroy(d->below->self, device, stream);
   if (status == ESPER_OK)
-    stalled_driver_release(d, stream);
+    map_remove(&d->streams, stream);
   return status;
 }
 

@@ -3,8 +3,9 @@
  *
  * A recorded history tells up to which entry a stream was still reading some memory, but not what
  * the stream was doing. For the replay such a stream is stalled: what is recorded on it has not
- * completed until it is released. Every call goes to the driver below, so its costs are real; only
- * answers about stalled work differ. A wait for stalled work, by the host or a stream, releases it.
+ * completed until it is released, stall by stall in their order. Every call goes to the driver
+ * below, so its costs are real; only answers about stalled work differ. A wait for stalled work, by
+ * the host or a stream, releases it.
  *
  * Unlike other drivers this one can be used by one thread at a time only. */
 #ifndef ESPER_STALLED_DRIVER_H
@@ -21,11 +22,12 @@ void stalled_driver_destroy(stalled_driver *d);
 /* The functions that a core can be made over. */
 const esper_driver *stalled_driver_functions(stalled_driver *d);
 
-/* Stalls a stream: what is recorded on it from now on stays pending. 0: no host memory. A stalled
- * stream may be stalled again, without effect. */
-int stalled_driver_stall(stalled_driver *d, void *stream);
+/* Stalls a stream, once more if it is stalled: what is recorded on it from now on stays pending.
+ * Returns the stall's number; 0: no host memory. */
+uint64_t stalled_driver_stall(stalled_driver *d, void *stream);
 
-/* Releases a stream: what was recorded on it while it was stalled may complete. */
-void stalled_driver_release(stalled_driver *d, void *stream);
+/* Releases a stream from the stalls up to this one: what was recorded before the next one may
+ * complete. */
+void stalled_driver_release(stalled_driver *d, void *stream, uint64_t number);
 
 #endif

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -29,6 +29,9 @@ _OTHERS, _LARGE, _KEPT, _PIECES, _GAPS = 0.05, 0.4, 0.3, 0.1, 0.05
 #: CUDA itself takes hundreds of MiB. From these bytes or this share of the device on, what others
 #: hold is more than that.
 _MUCH, _MUCH_OF_ALL = 1 << 30, 0.15
+#: Of what a driver calls free it does not give the last: page tables come of it, and pieces of it
+#: are smaller than a page.
+_NOT_GIVEN = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def _tell(report: Callable[[str], None], what: str, count: int) -> None:
 
 def explain(job: Job, report: Callable[[int], None] = lambda count: None) -> Explanation:
     """`report` is told how many changes were tried so far. Raises ReplayError."""
-    as_it_was = attempt(job, Change())
+    job, as_it_was = _as_it_was(job)
     if as_it_was.passes:  # then every change would seem to help
         tried = [] if job.by_us else list(try_policies(job))
         return Explanation(
@@ -87,6 +90,19 @@ def explain(job: Job, report: Callable[[int], None] = lambda count: None) -> Exp
     if job.reserved + job.request.size <= MOST_RESERVED:
         enough = attempt(job, Change(unlimited=True))
     return Explanation(job, _rank(job, tried), as_it_was, enough, tried)
+
+
+def _as_it_was(job: Job) -> tuple[Job, Outcome]:
+    """The replay without a change. Where that serves the request by the last that was free, the
+    device had less: it refused. Then `taken` is what the replay fails with, too."""
+    outcome, room = attempt(job, Change()), job.room
+    left = room.total - (room.taken or 0) - outcome.peak
+    if outcome.passes and job.by_us and left <= _NOT_GIVEN:
+        tight = replace(job, room=replace(room, taken=room.total - outcome.peak + 1))
+        again = attempt(tight, Change())
+        if not again.passes and not again.early:
+            return tight, again
+    return job, outcome
 
 
 def _rank(job: Job, tried: list[Tried]) -> list[str]:

@@ -203,7 +203,6 @@ def job_of(snapshot: Snapshot, trace: Trace, history: History, entry: int) -> Jo
     kept = made.start + int(np.searchsorted(np.array(made.entries, np.int64), entry))
     operations = np.frombuffer(made.packed, OPERATION)[:kept]
     slots = operations["slot"].astype(np.int64)
-    slots[made.start :] = [history.steps[one][3] for one in made.entries[: kept - made.start]]
     handles = {handle: number for number, handle in enumerate(dict.fromkeys(history.streams))}
     stream = handles.setdefault(trace.streams[entry], len(handles))
     return Job(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from array import array
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .history import History
 from .reader import ALLOC, COMPLETE, REQUEST, PoolId
@@ -36,26 +38,27 @@ class Operations:
 
 
 class _Uses:
-    """Numbers for unnamed streams, taken while their use lasts."""
+    """Unnamed streams, as few as there can be: a core asks each that is busy at every malloc.
+    The uses on one end in the order in which they begin. Between two allocs any order will do."""
 
-    def __init__(self) -> None:
-        self.made = 0
-        self.idle: list[int] = []
+    def __init__(self, history: History) -> None:
+        self.completed_at = history.completed_at
+        self.allocs = array("Q", accumulate(code == ALLOC for code, *_ in history.steps))
+        self.ends: list[int] = []  # of the last use of each stream, the earliest first
+        self.streams: list[int] = []
         self.by_slot: dict[int, int] = {}
 
     def begin(self, slot: int) -> int:
-        if self.idle:
-            use = self.idle.pop()
-        else:
-            use, self.made = self.made, self.made + 1
-        self.by_slot[slot] = use
-        return use
-
-    def end(self, slot: int) -> int | None:
-        use = self.by_slot.pop(slot, None)
-        if use is not None:
-            self.idle.append(use)
-        return use
+        completed = self.completed_at[slot]
+        end = self.allocs[completed] if completed >= 0 else len(self.allocs)
+        at = bisect_right(self.ends, end) - 1
+        if at < 0:
+            at = 0
+            self.ends.insert(0, end)
+            self.streams.insert(0, len(self.streams))
+        self.ends[at] = end
+        self.by_slot[slot] = self.streams[at]
+        return self.streams[at]
 
 
 def make_operations(history: History) -> Operations:
@@ -65,7 +68,7 @@ def make_operations(history: History) -> Operations:
     stream_numbers = [streams.setdefault(one, len(streams)) for one in history.streams]
     completed_at = history.completed_at
     pool_indexes = history.pool_indexes
-    uses = _Uses()
+    uses = _Uses(history)
     packed: list[bytes] = []
     entries = array("Q")
 
@@ -86,10 +89,10 @@ def make_operations(history: History) -> Operations:
             else:
                 packed.append(_PACK(_FREE_PENDING, slot, uses.begin(slot), 0, 0))
         elif code == COMPLETE:
-            use = uses.end(slot)
+            use = uses.by_slot.get(slot)
             if use is None:
                 continue
-            packed.append(_PACK(_DONE, 0, use, 0, 0))
+            packed.append(_PACK(_DONE, slot, use, 0, 0))
         else:
             continue
         entries.append(entry)
@@ -100,6 +103,6 @@ def make_operations(history: History) -> Operations:
         entries=entries,
         slots=len(history.sizes),
         streams=len(streams),
-        uses=uses.made,
+        uses=len(uses.streams),
         pools=history.pools,
     )

@@ -549,9 +549,21 @@ def test_where_the_replay_serves_it_no_change_is_praised(program: Program) -> No
     assert words.as_json(found)["causes"] == []
 
 
+@pytest.mark.parametrize("request_mib, served", [(104, False), (64, False), (30, True)])
+def test_a_driver_does_not_give_the_last_that_it_calls_free(
+    program: Program, request_mib: int, served: bool
+) -> None:
+    """Of 104 MiB. So the replay serves the request; but if much more was free, others had it."""
+    program.weights()
+    program.steps(90, LOG)
+    found = program.fail(request_mib, STEP)
+    assert found.causes[0] == "leak" and found.as_it_was.passes == served
+    assert kinds(found)[:1] == ([] if served else ["free_each"])
+
+
 def test_where_the_replay_serves_it_a_leak_is_told(program: Program) -> None:
     program.steps(90, LOG)
-    program.make(200, "/ada/a.py:1 (gone)")
+    program.make(100, "/ada/a.py:1 (gone)")
     program.heap.live.clear()
     found = program.fail(100, ASK)
     assert found.as_it_was.passes and found.causes == ["leak"]
