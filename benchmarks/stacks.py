@@ -28,9 +28,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from common import (
+    CHILDREN,
     EXPANDABLE,
     FRESH,
     NATIVE,
@@ -220,6 +221,11 @@ def main() -> None:
 
 
 # --- all of them, measured ---------------------------------------------------
+def before_measure(program: str) -> None:
+    """Imports what it needs."""
+    load(program)
+
+
 def measure(
     allocator: str,
     program: str,
@@ -228,10 +234,11 @@ def measure(
     control: bool = False,
     audited: bool = False,
     small: bool = False,
-) -> NoReturn:
-    """Reports the figures of a program: failed, 1 if it raised; why; step_ms; outputs;
-    memory_figures(); findings and told. Of several ranks the first one does."""
-    if PROGRAMS[program].ranks > 1 and "RANK" not in os.environ:  # again, by torchrun
+) -> dict[str, Any]:
+    """The figures of a program: failed, 1 if it raised; why; step_ms; outputs; memory_figures();
+    findings and told. Of several ranks the first one reports them, and all end."""
+    several = PROGRAMS[program].ranks > 1
+    if several and "RANK" not in os.environ:  # again, by torchrun
         launch = "-m torch.distributed.run --standalone --nproc-per-node".split()
         launch.append(str(PROGRAMS[program].ranks))
         os.execv(sys.executable, [sys.executable, *launch, *sys.argv])
@@ -261,10 +268,12 @@ def measure(
         figures |= {"failed": 1, "why": f"{type(error).__name__}: {error}"[:300]}
     if report is not None:
         figures |= {"findings": len(report.findings), "told": told(report.findings)}
-    if os.environ.get("RANK", "0") == "0":
+    sys.stderr.flush()
+    if not several:
+        return figures
+    if os.environ["RANK"] == "0":
         print(flush=True)
         workers.report(figures)
-    sys.stderr.flush()
     os._exit(0)  # libraries' threads may end the way out by a signal, or never
 
 
@@ -319,6 +328,8 @@ def part_of(name: str, program: Program) -> Part:
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
+        # Nobody touches the GPU before children are forked.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # Libraries that see more GPUs use them.
         "CUDA_VISIBLE_DEVICES": ",".join(visible[: program.ranks]),
     }  # fmt: skip
@@ -333,7 +344,8 @@ def part_of(name: str, program: Program) -> Part:
     cases += [case(CONTROL, NATIVE, control=True)] if program.control else []
     cases += [case(AUDIT, NATIVE, audited=True)]
     return Part(
-        name, "stacks.measure", cases, partial(rows, name), FRESH, ours=None,
+        name, "stacks.measure", cases, partial(rows, name),
+        FRESH if program.ranks > 1 else CHILDREN, ours=None,
         timeout=PATIENCE_S, tight=True, may_fail=True, gpus=program.ranks,
         by_default=program.ranks == 1,
     )  # fmt: skip

@@ -24,7 +24,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import IO, Any
 
 from common import OURS, Rounds, workers
@@ -68,10 +67,27 @@ def end_with(parent: int) -> None:
 
 
 def in_a_child(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `measure` finds in a child of this process. Raises where it ends badly."""
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, fork, end_with, (os.getpid(),)) as child:
-        return child.submit(measure).result()
+    """What `measure` finds in a child of this process. The child is killed then: its libraries'
+    threads may end the way out by a signal, or never. Raises WorkerFailed where it ends before."""
+    fork, parent = multiprocessing.get_context("fork"), os.getpid()
+    answers, answer = fork.Pipe(duplex=False)
+
+    def work() -> None:
+        end_with(parent)
+        answer.send(measure())
+
+    child = fork.Process(target=work)
+    child.start()
+    answer.close()
+    try:
+        found: dict[str, Any] = answers.recv()
+    except EOFError:
+        child.join()
+        raise WorkerFailed(f"a child ended with {child.exitcode}") from None
+    finally:
+        child.kill()
+        child.join()
+    return found
 
 
 def in_children(
@@ -180,6 +196,11 @@ def turns(
         except WorkerFailed as error:
             print(f"{name}: {error}", flush=True)
             if may_fail:
+                if not fresh:  # another one for the rounds to come
+                    started[name].end()
+                    started[name] = Worker(*commands[name])
+                    started[name].ask()
+                    started[name].answer(timeout)
                 return {"failed": 1, "why": error.brief}
             there.remove(name)
             return None

@@ -646,6 +646,14 @@ def test_workers_take_turns_back_and_forth(script: Path) -> None:
             os.kill(found["pid"], 0)
 
 
+def test_where_workers_may_fail_another_one_goes_on(script: Path) -> None:
+    commands = {"fails": started(script, "--fail-at", "1")}
+    first, second, third = load("turns").turns(commands, 3, may_fail=True)
+    assert [first["fails"]["number"], third["fails"]["number"]] == [0, 0]
+    assert second["fails"]["failed"] == 1 and "it went wrong" in second["fails"]["why"]
+    assert first["fails"]["pid"] != third["fails"]["pid"]
+
+
 @pytest.mark.slow
 def test_a_worker_that_fails_or_hangs_is_left_out(
     script: Path, capsys: pytest.CaptureFixture[str]
@@ -677,6 +685,8 @@ def test_each_measurement_has_a_process_of_its_own() -> None:
     first, second = next(children), next(children)
     assert len({os.getpid(), first["pid"], second["pid"]}) == 3
     assert first["imported"] == second["imported"] == 1
+    with pytest.raises(turns.WorkerFailed, match="a child ended with 3"):
+        turns.in_a_child(lambda: os._exit(3))
 
 
 def test_rates_of_sleep_leave_out_the_first_cycle() -> None:
