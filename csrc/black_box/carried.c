@@ -42,10 +42,9 @@ bool carried_at(size_t place, uint64_t since, box_live_item_t *last)
   return true;
 }
 
-/* Makes room, and forgets frees that no older event can follow; where there are too many, all. */
-static bool make_room(void)
+/* Makes room, and forgets frees from before `since`; where there are too many, all frees. */
+static bool make_room(uint64_t since)
 {
-  uint64_t since = chunks_oldest_ticks();
   box_live_item_t unused;
   size_t kept = 0, wider = 1024;
   for (size_t i = 0; i < capacity; i++)
@@ -73,9 +72,9 @@ static bool make_room(void)
   return true;
 }
 
-static void carry_event(uint64_t address, uint64_t ticks, uint64_t second)
+static void carry_event(uint64_t address, uint64_t ticks, uint64_t second, uint64_t since)
 {
-  if (used >= capacity / 2 && !make_room() && used + 1 >= capacity)
+  if (used >= capacity / 2 && !make_room(since) && used + 1 >= capacity)
     return; /* there is no host memory */
   uint64_t key = (address >> ADDRESS_SHIFT) + 1;
   place_t *place = find(key);
@@ -85,7 +84,7 @@ static void carry_event(uint64_t address, uint64_t ticks, uint64_t second)
   *place = (place_t){key, ticks, second};
 }
 
-void carry(const chunk_t *chunk)
+void carry(const chunk_t *chunk, uint64_t since)
 {
   uint64_t from = chunk->ticks;
   unsigned words = atomic_load_explicit(&chunk->words, memory_order_acquire);
@@ -95,8 +94,8 @@ void carry(const chunk_t *chunk)
     uint64_t ticks = from + box_ticks(first);
     switch (kind) {
     case BOX_TIME: from = first >> 4; break;
-    case BOX_ALLOC: carry_event(box_address(first), ticks, second); break;
-    case BOX_FREE: carry_event(box_address(first), ticks, 0); break;
+    case BOX_ALLOC: carry_event(box_address(first), ticks, second, since); break;
+    case BOX_FREE: carry_event(box_address(first), ticks, 0, since); break;
     case BOX_SEGMENT_ALLOC:
     case BOX_SEGMENT_MAP: lane_carry(box_lane(second), (int64_t)box_size(second)); break;
     case BOX_SEGMENT_FREE:

@@ -5,8 +5,8 @@
 
 #include "chunks.h"
 
-/* Takes the events over of a chunk that is none of the chunks any more. */
-void carry(const chunk_t *chunk);
+/* Takes the events of a chunk over. All chunks that are left began at `since` or later. */
+void carry(const chunk_t *chunk, uint64_t since);
 
 /* How many places there are, and what happened last at one; false: nothing, or a free from before
  * `since`. */
