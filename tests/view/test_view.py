@@ -419,6 +419,19 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
+#: Zooms and chooses moments, and comes back to the peak.
+ACTS = """<script>
+const acts = setInterval(() => {
+  if (!document.documentElement.dataset.ready) return;
+  clearInterval(acts);
+  for (const key of ["ArrowLeft", "+", "+", "-", "0", "ArrowRight"])
+    document.getElementById("chart").dispatchEvent(new KeyboardEvent("keydown", {key}));
+  document.getElementById("in").click();
+  document.documentElement.dataset.acted = "true";
+}, 50);
+</script></body>"""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("of", ["recording", HOSTILE, "snapshot"])
 def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
@@ -432,15 +445,17 @@ def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
     shown = file if of != "snapshot" else write(tmp_path / "file.pickle", snapshot_like(file))
     assert main(["view", str(shown)]) == 0
     peak = max(Model(box.load_black_box(file), 0).live)
+    html = tmp_path / "file.html"
+    html.write_text(html.read_text().replace("</body>", ACTS))
     done = subprocess.run(
         [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
          f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000",
-         "--dump-dom", (tmp_path / "file.html").as_uri()],
+         "--dump-dom", html.as_uri()],
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert "CONSOLE" not in done.stderr
     page = Elements(done.stdout)
-    assert f"({peak:,} bytes)" in page.texts["state"] and 'data-ready="true"' in done.stdout
+    assert f"({peak:,} bytes)" in page.texts["state"] and 'data-acted="true"' in done.stdout
     assert page.seen["img"] == 0 and page.seen["canvas"] == 2
     limit = (
         "the process may have 3.00 GiB, of which 1.53 GiB were reserved, and " if hostile else ""

@@ -232,12 +232,13 @@ function zoomAt(centre, factor) {
 }
 function fillPlot() {
   const data = reduce(all, state.range);
+  data.splice(-2, 0, data[data.length - 2]); // pending lies on a seam, or no colour could be told from it
+  if (!hasLowest()) data[data.length - 1].fill(null);
   plot.batch(() => {
     plot.setData(data, false);
-    plot.setSeries(data.length - 1, { show: hasLowest() });
     plot.setScale("x", { min: state.range[0], max: state.range[1] });
     let top = 0;
-    for (const row of [data[1], data[data.length - 3], data[data.length - 2]]) for (const one of row) if (one > top) top = one;
+    for (const row of [data[1], data[data.length - 4], data[data.length - 2]]) for (const one of row) if (one > top) top = one;
     plot.setScale("y", { min: 0, max: (top || 1) * 1.08 });
   });
 }
@@ -317,13 +318,26 @@ function makePlot() {
     ],
     series: [{}, ...areas,
       stroke("reserved", ink("ink"), [], 2),
-      { ...stroke("pending", PENDING, [7, 4], 2), show: has(all.waiting) },
+      { ...stroke("seam", ink("paper"), [], 6), show: has(all.waiting) },
+      { ...stroke("pending", PENDING, [7, 4], 3), show: has(all.waiting) },
       stroke("lowest live", ink("faint"), [], 1)],
     hooks: { draw: [drawMarks], setCursor: [u => legend(u.cursor.left >= 0 ? u.posToVal(u.cursor.left, "x") : null)], setSelect: [select] },
-  }, [[], ...Array(names.length + 3).fill([])], $("chart"));
+  }, [[], ...Array(names.length + 4).fill([])], $("chart"));
   touch(plot.over);
   fillPlot();
   legend(null);
+}
+// Arrows go from moment to moment, with Shift by ten; + and - zoom about it; 0 is all.
+function press(event) {
+  const [from, to] = state.range, { moments } = state.device, factor = { "+": 0.5, "-": 2 }[event.key];
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (by) choose(Math.min(Math.max(state.moment + by * (event.shiftKey ? 10 : 1), 0), moments.length - 1));
+  else if (event.key === "0") zoom(...whole());
+  else if (!factor) return;
+  event.preventDefault();
+  const at = moments[state.moment];
+  if (factor) zoomAt(at, factor);
+  else if (by && (at < from || at > to)) zoom(at - (to - from) / 2, at + (to - from) / 2);
 }
 function select(u) {
   if (u.select.width < 4) return;
@@ -851,6 +865,7 @@ async function main() {
   $("theme").onclick = () => useTheme(state.theme === "dark" ? "light" : "dark");
   $("from").onclick = () => { state.from = state.moment; grow(); plot.redraw(false); };
   $("to").onclick = () => { state.to = state.moment; grow(); plot.redraw(false); };
+  $("chart").addEventListener("keydown", press);
   $("map").addEventListener("pointermove", point);
   $("map").addEventListener("click", point);
   addEventListener("resize", () => {
@@ -858,6 +873,10 @@ async function main() {
     drawMap();
   });
   useDevice(0);
+  if (state.group === "category" && facts.has_stacks && presentGroups().length < 2) {
+    $("group").value = state.group = "line"; // one colour would say nothing
+    refresh();
+  }
   document.documentElement.dataset.ready = "true";
 }
 main();
