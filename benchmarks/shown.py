@@ -135,7 +135,8 @@ overlap what is reserved), and the time of a step or batch.""", (
         Row("black_box", "a million events, written", "a million events, written; bytes of each",
             "native", ("a million events, bytes of each",)))),
     Table("helpers", "Sleep and wake",
-        "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better.", (
+        "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better. With vLLM's own sleep "
+        "mode the trainer is moved by `.to()`.", (
         Row("sleep", "sleep", "sleep; wake", "plain pinned copy", ("wake",)),
         Row("sleep", "sleep", "sleep; wake", "torch_memory_saver", ("wake",)),
         Row("sleep", "sleep with keep='nothing'", "sleep, keep nothing", "giving free memory back"),

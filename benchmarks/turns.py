@@ -187,7 +187,7 @@ def turns(
     """
     begin, longest = time.monotonic(), 0.0
     started = {} if fresh else {name: Worker(*how) for name, how in commands.items()}
-    there = [*commands]
+    there, again = [*commands], set()  # again: those that failed, and import anew
     measured: Rounds = []
 
     def answer(name: str) -> dict[str, Any] | None:
@@ -196,11 +196,7 @@ def turns(
         except WorkerFailed as error:
             print(f"{name}: {error}", flush=True)
             if may_fail:
-                if not fresh:  # another one for the rounds to come
-                    started[name].end()
-                    started[name] = Worker(*commands[name])
-                    started[name].ask()
-                    started[name].answer(timeout)
+                again.add(name)
                 return {"failed": 1, "why": error.brief}
             there.remove(name)
             return None
@@ -222,6 +218,14 @@ def turns(
                 if tight and begin + seconds - start < longest:
                     print(f"round {number + 1}: {name}: left out, no time is left", flush=True)
                     continue
+                if name in again and not fresh:
+                    again.remove(name)
+                    started[name].end()
+                    started[name] = Worker(*commands[name])
+                    started[name].ask()
+                    if failed := answer(name):  # at its imports
+                        measured[-1][name] = failed
+                        continue
                 if fresh:
                     started[name] = Worker(*commands[name])
                 started[name].ask()

@@ -654,6 +654,13 @@ def test_where_workers_may_fail_another_one_goes_on(script: Path) -> None:
     assert first["fails"]["pid"] != third["fails"]["pid"]
 
 
+def test_workers_that_may_fail_may_not_even_start(script: Path) -> None:
+    commands = {"never": started(script, "--unknown"), "works": started(script)}
+    for found in load("turns").turns(commands, 2, may_fail=True):
+        assert found["never"]["failed"] == 1 and "--unknown" in found["never"]["why"]
+        assert "failed" not in found["works"]
+
+
 @pytest.mark.slow
 def test_a_worker_that_fails_or_hangs_is_left_out(
     script: Path, capsys: pytest.CaptureFixture[str]
@@ -839,7 +846,7 @@ def test_all_engines_train_on_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_engines_get_random_lengths_until_time_is_over(tmp_path: Path) -> None:
     engines = "engines=fsdp2_tp,pipeline_interleaved,expert_parallel"
-    how = ("--set", engines, "--set", "soak=1", "--set", "ranks=4", "--set", "activations=offload")
+    how = ("--set", engines, "--set", "soak=6", "--set", "ranks=4", "--set", "activations=offload")
     found, _ = engines_on_the_cpu(tmp_path, "--part", "soak", *how)
     assert len(found) == 3 * 4
     for engine in engines.removeprefix("engines=").split(","):

@@ -29,8 +29,8 @@ _OTHERS, _LARGE, _KEPT, _PIECES, _GAPS = 0.05, 0.4, 0.3, 0.1, 0.05
 #: CUDA itself takes hundreds of MiB. From these bytes or this share of the device on, what others
 #: hold is more than that.
 _MUCH, _MUCH_OF_ALL = 1 << 30, 0.15
-#: Of what a driver calls free it does not give the last: page tables come of it, and pieces of it
-#: are smaller than a page.
+#: A driver does not give the last of what it calls free: it needs some for page tables, and some
+#: lies in pieces that are smaller than a page. So much is a guess.
 _NOT_GIVEN = 64 << 20
 
 
@@ -93,8 +93,9 @@ def explain(job: Job, report: Callable[[int], None] = lambda count: None) -> Exp
 
 
 def _as_it_was(job: Job) -> tuple[Job, Outcome]:
-    """The replay without a change. Where that serves the request by the last that was free, the
-    device had less: it refused. Then `taken` is what the replay fails with, too."""
+    """The replay without a change, and the job that it is of. It may serve the request by the last
+    memory that was free. But the device refused, so it had less: then `taken` is raised until the
+    request does not fit."""
     outcome, room = attempt(job, Change()), job.room
     left = room.total - (room.taken or 0) - outcome.peak
     if outcome.passes and job.by_us and left <= _NOT_GIVEN:

@@ -329,6 +329,7 @@ function makePlot() {
 }
 // Arrows go from moment to moment, with Shift by ten; + and - zoom about it; 0 is all.
 function press(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return; // the browser's own
   const [from, to] = state.range, { moments } = state.device, factor = { "+": 0.5, "-": 2 }[event.key];
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (by) choose(Math.min(Math.max(state.moment + by * (event.shiftKey ? 10 : 1), 0), moments.length - 1));
