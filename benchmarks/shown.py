@@ -133,12 +133,20 @@ overlap what is reserved), and the time of a step or batch.""", (
         Row("black_box", "torch.empty and drop, 4 KiB", "`torch.empty` and drop", NO_BOX),
         Row("black_box", "gpt2: step time", "a step of GPT-2; of PPO", NO_BOX, ("ppo: step time",)),
         Row("black_box", "a million events, written", "a million events, written; bytes of each",
-            "native", ("a million events, bytes of each",)))),
+            "native", ("a million events, bytes of each",)),
+        Row("black_box", "ten million events, written", "ten million events, written",
+            "reading them, and making a page"))),
+    Table("streams", "Explained",
+        "Ten jobs run out of memory, each for its own cause; `explain` names it, and its advice is followed.", (
+        Row("explain", "jobs of which another cause is named first", "jobs for which another cause is named first",
+            "jobs"),
+        Row("explain", "jobs that do not run with the advice", "jobs that fail again with the advice", "jobs"))),
     Table("helpers", "Sleep and wake",
         "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better. With vLLM's own sleep "
         "mode the trainer is moved by `.to()`.", (
         Row("sleep", "sleep", "sleep; wake", "plain pinned copy", ("wake",)),
         Row("sleep", "sleep", "sleep; wake", "torch_memory_saver", ("wake",)),
+        Row("sleep", "sleep", "sleep; wake", "torch_memory_saver, by default", ("wake",)),
         Row("sleep", "sleep with keep='nothing'", "sleep, keep nothing", "giving free memory back"),
         Row("sleep", "first sleep, which pins host memory",
             "the first sleep, which pins host memory", "a GiB of a later sleep"),
@@ -147,6 +155,9 @@ overlap what is reserved), and the time of a step or batch.""", (
             "esper_alloc, nobody sleeps"),
         Row("colocated", "a step", "the same; sleeping and waking of both in it", VLLM_SLEEPS,
             ("sleep and wake of both",)),
+        Row("colocated", "engine in a process: sleep and wake of both, seconds",
+            "sleeping and waking of both, vLLM in a process of its own",
+            "the first time, which pins host memory"),
         Row("colocated", "level 1, sleep", "vLLM of 1.5 B sleeps; wakes", VLLM_SLEEPS,
             ("level 1, wake",)))),
     Table("jobs", "Two GPUs", "Trainings of 200 steps: tokens (more is better), and peak reserved.", (

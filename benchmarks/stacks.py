@@ -60,17 +60,18 @@ MOST_FINDINGS = 12
 class Program:
     """title: in documents. needs: packages, as they are imported. judge: the case whose outputs are
     right, bit for bit. control: it runs without a side stream as well. ranks: processes, each with
-    a GPU."""
+    a GPU. asks: its imports ask for the GPU, and a process that has asked cannot fork."""
 
     title: str
     needs: tuple[str, ...]
     judge: str = CONTROL
     control: bool = True
     ranks: int = 1
+    asks: bool = False
 
 
 PROGRAMS = {
-    "pyg_prefetch": Program("PyTorch Geometric, `PrefetchLoader`", ("torch_geometric",)),
+    "pyg_prefetch": Program("PyTorch Geometric, `PrefetchLoader`", ("torch_geometric",), asks=True),
     "hf_offloaded_cache": Program("transformers, offloaded KV cache", ("transformers",)),
     "hf_continuous_batching": Program("transformers, continuous batching", ("transformers",)),
     "timm_prefetch": Program("timm, `PrefetchLoader`", ("timm",)),
@@ -141,8 +142,7 @@ class Run:
 
     def llama(self, width: int, layers: int, **more: Any) -> Any:
         """Hugging Face's, on the host. Its attention is plain, so that backward repeats."""
-        from transformers import LlamaConfig, LlamaForCausalLM
-
+        LlamaConfig, LlamaForCausalLM = llama_classes()
         usual = {"vocab_size": self.size(4096, 64), "attn_implementation": "eager"}
         width, layers = self.size(width, 32), self.size(layers, 2)
         shape = {"hidden_size": width, "intermediate_size": 3 * width,
@@ -157,6 +157,12 @@ class Run:
             alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
             os.environ.update(alone, MASTER_ADDR="127.0.0.1")
         dist.init_process_group("nccl" if self.device == "cuda" else "gloo")
+
+
+def llama_classes() -> tuple[Any, Any]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaConfig, LlamaForCausalLM
 
 
 def text_of(output: Any) -> str:
@@ -224,6 +230,8 @@ def main() -> None:
 def before_measure(program: str) -> None:
     """Imports what it needs."""
     load(program)
+    if "transformers" in PROGRAMS[program].needs:
+        llama_classes()
 
 
 def measure(
@@ -345,7 +353,7 @@ def part_of(name: str, program: Program) -> Part:
     cases += [case(AUDIT, NATIVE, audited=True)]
     return Part(
         name, "stacks.measure", cases, partial(rows, name),
-        FRESH if program.ranks > 1 else CHILDREN, ours=None,
+        FRESH if program.ranks > 1 or program.asks else CHILDREN, ours=None,
         timeout=PATIENCE_S, tight=True, may_fail=True, gpus=program.ranks,
         by_default=program.ranks == 1,
     )  # fmt: skip

@@ -234,6 +234,7 @@ def turns(
                 longest = max(longest, took)
                 if fresh:
                     started[name].end()
+                if took > 1:
                     print(f"round {number + 1}: {name}: took {took:.1f} s", flush=True)
                 if found is not None:
                     measured[-1][name] = found

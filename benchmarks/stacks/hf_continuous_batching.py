@@ -11,7 +11,7 @@ def program(run: Any) -> None:
     # In fp32, where tokens do not depend on how requests are batched.
     model = run.llama(1024, 12, attn_implementation="sdpa").to(run.device).eval()
     asked = GenerationConfig(
-        max_new_tokens=run.size(24, 4), do_sample=False, eos_token_id=-1, pad_token_id=0
+        max_new_tokens=run.size(12, 4), do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     batching = ContinuousBatchingConfig(
         num_blocks=run.size(64, 32), max_batch_tokens=run.size(1024, 32),
@@ -22,7 +22,7 @@ def program(run: Any) -> None:
             torch.randint(
                 1, model.config.vocab_size, (int(torch.randint(4, run.size(512, 8), ())),)
             ).tolist()
-            for _ in range(run.size(16, 3))
+            for _ in range(run.size(8, 3))
         ]
         found = model.generate_batch(
             prompts, generation_config=asked, continuous_batching_config=batching

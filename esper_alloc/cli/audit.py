@@ -195,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
             del kept
             if args.json or args.output or report.findings or report.fault:
                 _write(report.json() if args.json else report.text(), args.output)
-            elif code == 0:
+            elif code == 0 or (code != 2 and not report.used_cuda):
                 _write(report.text(), None)
     if os.getpid() != process:
         return code

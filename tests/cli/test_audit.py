@@ -111,6 +111,9 @@ def test_a_program_without_cuda_had_nothing_to_audit(audit: Audit) -> None:
     done = audit("import torch\n", options=("--json",), forked=True)
     assert done.returncode == 1
     assert json.loads(done.stderr) == {"complete": False, "used_cuda": False, "findings": []}
+    done = audit("raise ValueError('early')\n", forked=True)
+    assert done.returncode == 1
+    assert "ValueError: early\n" in done.stderr and done.stderr.endswith(NOTHING_TO_AUDIT)
     done = audit("import torch, sys\nsys.exit(5)\n", options=("--json",), forked=True)
     assert done.returncode == 5
 
@@ -185,7 +188,8 @@ def test_a_syntax_error_is_shown_as_python_shows_it(audit: Audit) -> None:
     done = audit("x = (\n")
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].endswith('job.py", line 1')
-    assert "SyntaxError" in done.stderr.splitlines()[-1]
+    shown = done.stderr.removesuffix(NOTHING_TO_AUDIT)
+    assert "SyntaxError" in shown.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,13 @@ def test_healthy_machine_has_no_findings() -> None:
         assert said in text
 
 
+def test_a_clone_without_a_build_has_one_problem() -> None:
+    core = {"loaded": False, "error": "ModuleNotFoundError: no core", "build": None}
+    facts = facts_with(core=core, package__source_directory=True, shim__built=False)
+    [finding] = doctor.diagnose(facts)
+    assert "a source directory whose core was not built" in finding.what
+
+
 def test_variables_that_are_set_to_nothing_count_as_unset() -> None:
     ours = [name for name in gathering.ENVIRONMENT if name.startswith("ESPER_ALLOC")]
     empty = dict.fromkeys(ours, "")

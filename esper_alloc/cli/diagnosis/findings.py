@@ -136,6 +136,8 @@ def torch_findings(facts: Facts) -> list[Finding]:
     if (old := too_old(torch["version"])) is not None:
         return [problem(old, f"install a newer PyTorch for CUDA, then {rebuild(facts)}")]
     if not shim["built"]:
+        if facts["package"]["source_directory"] and not facts["core"]["loaded"]:
+            return []  # one cause: nothing was built here, and the core's finding says so
         missing = [sentence.removeprefix("the PyTorch part: ") for sentence in shim["missing"]]
         why = "; ".join(missing) or shim["error"] or "it was built without PyTorch"
         return [
