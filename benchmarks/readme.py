@@ -171,6 +171,8 @@ def machines() -> str:
             days = builds.setdefault(machine, {})
             days.setdefault(run["time"][:10], set()).add(run["commit"])
             for one in run.get("left_out", {}).items():
+                if one[1] == "not asked for":
+                    continue
                 left_out.setdefault(one, set()).add(topic)
     lines = []
     for name, days in sorted(builds.items()):

@@ -134,13 +134,9 @@ overlap what is reserved), and the time of a step or batch.""", (
         Row("black_box", "gpt2: step time", "a step of GPT-2; of PPO", NO_BOX, ("ppo: step time",)),
         Row("black_box", "a million events, written", "a million events, written; bytes of each",
             "native", ("a million events, bytes of each",)),
-        Row("black_box", "ten million events, written", "ten million events, written",
-            "reading them, and making a page"))),
-    Table("streams", "Explained",
-        "Ten jobs run out of memory, each for its own cause; `explain` names it, and its advice is followed.", (
-        Row("explain", "jobs of which another cause is named first", "jobs for which another cause is named first",
-            "jobs"),
-        Row("explain", "jobs that do not run with the advice", "jobs that fail again with the advice", "jobs"))),
+        Row("explain", "jobs of which another cause is named first",
+            "planted jobs that run out of memory: explained wrongly; failing with the advice",
+            "jobs", ("jobs that do not run with the advice",)))),
     Table("helpers", "Sleep and wake",
         "20 GiB sleep, unless the row says otherwise. Of GiB/s more is better. With vLLM's own sleep "
         "mode the trainer is moved by `.to()`.", (

@@ -388,7 +388,7 @@ def table(find: Find) -> str:
         said = [program.title]
         for case in SHOWN:
             one = measured["cases"].get(case, {"why": "", "MiB": None})
-            fine = f"{one['MiB'] or 0:,.0f} MiB; {one['ms']:,.0f} ms" if "why" not in one else ""
+            fine = f"{one['MiB'] or 0:,.0f}; {one['ms']:,.0f}" if "why" not in one else ""
             said.append(fine or "fails" * bool(one["why"]))
         title, peer = f"{name}, automatic uses: outputs that differ", AGAIN.format(program.judge)
         differ, audit = find("stacks", title, peer), find("stacks", f"{name}: findings", "nothing")
@@ -400,8 +400,7 @@ def table(find: Find) -> str:
     head = ["", *SHOWN.values(), "outputs that differ", "findings"]
     lines = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|---" * len(head) + "|", *lines, ""]
     for commit, run in runs.items():
-        found = ", ".join(f"{one} {version}" for one, version in run.get("libraries", {}).items())
-        lines.append(f"{commit} on {run['gpu']}, torch {run['torch']}, with {found}.")
+        lines.append(f"MiB; ms. {commit} on {run['gpu']}, torch {run['torch']}.")
     return "\n".join(lines)
 
 

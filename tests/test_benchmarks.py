@@ -86,6 +86,7 @@ def figures_of(part: Any, recorded: list[dict[str, Any]]) -> Any:
               "held_back_least_s": 1.0}  # fmt: skip
     return {
         "jobs.measure": {**job, "outputs": ["a"], "machine": ABOUT},
+        "stacks.measure": {**job, "outputs": ["a"], "failed": 0, "findings": 0, "machine": ABOUT},
         "engines.measure": {
             f"{name} {key}": value
             for name in load("topics").ENGINE_NAMES

@@ -137,7 +137,7 @@ def test_the_table_has_what_was_measured(
     head, line, row, blank, last = stacks.table(readme.find).splitlines()
     assert head.count("|") == line.count("|") == row.count("|") == 9 and blank == ""
     assert row == (
-        "| PyTorch Geometric, `PrefetchLoader` | fails | 900 MiB; 90 ms | fails | 400 MiB; 40 ms "
-        "| 800 MiB; 80 ms | 0 (0) | 5 |"
+        "| PyTorch Geometric, `PrefetchLoader` | fails | 900; 90 | fails | 400; 40 | 800; 80 "
+        "| 0 (0) | 5 |"
     )
-    assert last.endswith("on a GPU, torch 2, with torch-geometric 2.8.")
+    assert last.startswith("MiB; ms. ") and last.endswith("on a GPU, torch 2.")

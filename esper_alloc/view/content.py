@@ -156,8 +156,10 @@ class Content:
         all_reserved = timeline.total(reserved, self.count)
         peak = self.start + int(np.argmax(live[self.start :]))
         idle = self.start + int(np.argmax((all_reserved - live)[self.start :]))
+        all_waiting = timeline.total(waiting, self.count)
+        freed = self.start + int(np.argmax(all_waiting[self.start :]))
         marks, told_events = self._marks(device, pending, all_reserved)
-        wanted = [peak, idle, self.count - 1, *told_events]
+        wanted = [peak, idle, freed, self.count - 1, *told_events]
         moments = timeline.chosen_moments(steps, wanted, blocks, MOST_BLOCKS)
         slot = timeline.slots(moments, self.count)
         add = self.columns.add
@@ -166,6 +168,7 @@ class Content:
             "owners": owners,
             "peak": int(np.searchsorted(moments, peak)),
             "idle": int(np.searchsorted(moments, idle)),  # most was reserved, but not live
+            "freed": int(np.searchsorted(moments, freed)),  # most was pending
             "moments": add(self._seconds(moments), "f8"),
             "moment_live": add(live[moments], "f8"),
             "blocks": self.columns.spans(blocks, block_owner, slot, self._place),

@@ -180,6 +180,7 @@ def test_every_number_is_the_models(
         assert model.live[moments[told["peak"]]] == max(model.live)
         idle = [reserved - live for reserved, live in zip(model.reserved, model.live)]
         assert idle[moments[told["idle"]]] == max(idle)
+        assert model.waiting[moments[told["freed"]]] == max(model.waiting)
         assert page.column(told["moment_live"]).tolist() == [model.live[i] for i in moments]
         assert {event_of[time] for time in page.column(told["oom_time"])} <= set(moments)
         for moment in range(0, len(moments), max(1, len(moments) // 40)):
@@ -419,7 +420,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-#: Zooms and chooses moments, and comes back to the peak.
+#: Zooms and chooses moments, reads the picture out, and comes back to the peak.
 ACTS = """<script>
 const acts = setInterval(() => {
   if (!document.documentElement.dataset.ready) return;
@@ -427,7 +428,22 @@ const acts = setInterval(() => {
   for (const key of ["ArrowLeft", "+", "+", "-", "0", "ArrowRight"])
     document.getElementById("chart").dispatchEvent(new KeyboardEvent("keydown", {key}));
   document.getElementById("in").click();
-  document.documentElement.dataset.acted = "true";
+  const [first, last] = whole(), told = document.documentElement.dataset;
+  const at = share => first + share * (last - first);
+  told.blank = 0;
+  for (let share = 0.01; share < 0.1; share += 0.005) {
+    zoom(at(share), at(0.9 + share));
+    if (plot.data[0][0] > state.range[0] || plot.data[0].at(-1) < state.range[1]) told.blank++;
+  }
+  zoom(first, last);
+  told.misread = 0;
+  plot.data[0].forEach((time, i) => {
+    legend(time);
+    for (const one of document.querySelectorAll("#legend .entry"))
+      if (one.textContent.startsWith("reserved")) told.misread = +told.misread + (one.lastChild.textContent !== bytes(plot.data.at(-4)[i]));
+  });
+  legend(null);
+  told.acted = "true";
 }, 50);
 </script></body>"""
 
@@ -456,6 +472,7 @@ def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
     assert "CONSOLE" not in done.stderr
     page = Elements(done.stdout)
     assert f"({peak:,} bytes)" in page.texts["state"] and 'data-acted="true"' in done.stdout
+    assert 'data-blank="0" data-misread="0"' in done.stdout
     assert page.seen["img"] == 0 and page.seen["canvas"] == 2
     limit = (
         "the process may have 3.00 GiB, of which 1.53 GiB were reserved, and " if hostile else ""

@@ -46,7 +46,7 @@ def mix(x: int) -> int:
 
 def epoch_seed(seed: int, epoch: int) -> int:
     """The seed of epoch `epoch`: `seed` modulo 2^64 for epoch 0, and
-    mix(seed + epoch * GAMMA) for every other."""
+    mix(seed + epoch * 0x9E3779B97F4A7C15) for every other."""
     return seed & _MASK if epoch == 0 else mix(seed + epoch * GAMMA)
 
 

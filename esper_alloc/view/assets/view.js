@@ -171,18 +171,21 @@ function nearest(times, time) {
   const at = Math.min(lowerBound(times, time), times.length - 1);
   return at > 0 && time - times[at - 1] < times[at] - time ? at - 1 : at;
 }
-// At most MOST_POINTS of a range: each stands for as many steps, by the one where most was live.
+// At most MOST_POINTS of a range: each stands for as many steps, by the one where most was live;
+// the first and the last stand alone, so that the picture reaches from edge to edge.
 // Returns points of [time, ...cumulated groups from the top, reserved, pending, lowest].
 function reduce(all, [from, to]) {
   const begin = Math.max(lowerBound(all.times, from) - 1, 0);
   const end = Math.min(lowerBound(all.times, to) + 1, all.times.length);
   const each = Math.max(1, Math.ceil((end - begin) / MOST_POINTS));
-  const points = Math.ceil((end - begin) / each);
+  const points = Math.min(end - begin, 2 + Math.ceil((end - begin - 2) / each));
   reduced = each > 1;
+  tops = new Uint32Array(points);
   const rows = Array.from({ length: all.stack.length + 4 }, () => new Array(points));
   const [times, reserved, waiting, lowest] = [rows[0], ...rows.slice(-3)];
   for (let point = 0; point < points; point++) {
-    const first = begin + point * each, last = Math.min(first + each, end);
+    const first = point === points - 1 ? end - 1 : point ? begin + 1 + (point - 1) * each : begin;
+    const last = point === points - 1 ? end : point ? Math.min(first + each, end - 1) : begin + 1;
     let top = first, most = -1, pending = -1, least = Infinity;
     for (let i = first; i < last; i++) {
       if (all.live[i] > all.live[top]) top = i;
@@ -191,6 +194,7 @@ function reduce(all, [from, to]) {
       if (all.lowest && all.lowest[i] < least) least = all.lowest[i];
     }
     if (!all.lowest) for (let i = first; i < last; i++) if (all.live[i] < least) least = all.live[i];
+    tops[point] = top;
     times[point] = all.times[top];
     for (let g = 0, height = 0; g < all.stack.length; g++) {
       height += all.stack[g][top];
@@ -214,6 +218,7 @@ function reduce(all, [from, to]) {
 
 let plot, all, beforeClick = 0; // beforeClick: the moment that was chosen then
 let reduced = false; // reduced: a point of the picture stands for several steps
+let tops = []; // tops: of each point of the picture, the step whose live memory it shows
 
 function whole() {
   const times = state.device.steps, first = times[0], last = times[times.length - 1];
@@ -395,27 +400,29 @@ function touch(over) {
     if (!moved) choose(nearest(state.device.moments, timeAt(event.clientX)));
   });
 }
+// `time`: below the mouse, where the picture is read out; null: of the moment that is chosen.
 function legend(time) {
-  const d = state.device, at = time === null ? nearest(d.steps, d.moments[state.moment]) : nearest(d.steps, time);
+  const d = state.device, point = time === null ? -1 : Math.max(lowerBound(plot.data[0], time + 1e-12) - 1, 0);
+  const at = point < 0 ? nearest(d.steps, d.moments[state.moment]) : tops[point];
+  const drawn = back => point < 0 ? null : plot.data[plot.data.length - back][point]; // from the last series
   const span = state.range[1] - state.range[0], box = $("legend");
-  const value = row => bytes(row[at]);
   box.replaceChildren();
   make("h3", `at ${seconds(d.steps[at], span)}: ${bytes(all.live[at])} live`, box);
-  const entry = (name, row, colour, kind) => {
+  const entry = (name, value, colour, kind) => {
     const one = make("div", null, box, "entry");
     swatch(one, colour, kind);
     make("span", short(name), one, "name").title = name;
-    make("span", value(row), one, "number");
+    make("span", bytes(value), one, "number");
   };
   const mark = (sign, name, colour) => {
     const one = make("div", null, box, "entry");
     make("span", sign, one).style.color = colour;
     make("span", name, one, "name");
   };
-  for (const g of presentGroups()) entry(groupNames()[g], all.stack[g], groupColour(g));
-  entry("reserved from the device", all.reserved, ink("ink"), "stroke");
-  if (has(all.waiting)) entry("pending: freed, waiting for " + (facts.snapshot ? "other streams" : "marked uses"), all.waiting, PENDING, "stroke dashed");
-  if (all.lowest) entry("lowest live nearby", all.lowest, ink("faint"), "stroke");
+  for (const g of presentGroups()) entry(groupNames()[g], all.stack[g][at], groupColour(g));
+  entry("reserved from the device", drawn(4) ?? all.reserved[at], ink("ink"), "stroke");
+  if (has(all.waiting)) entry("pending: freed, waiting for " + (facts.snapshot ? "other streams" : "marked uses"), drawn(2) ?? all.waiting[at], PENDING, "stroke dashed");
+  if (all.lowest) entry("lowest live nearby", drawn(1) ?? all.lowest[at], ink("faint"), "stroke");
   else if (reduced) mark("─", "lowest live nearby", ink("faint"));
   mark("│", "the moment that is explained below", ink("accent"));
   if (facts.has_stacks) mark("┊", "compared under “Which lines grew”", ink("faint"));
@@ -493,7 +500,7 @@ function byOwner(moment) {
 // heads: [text, class]. rows: functions that fill a row. The first 25, then all on demand.
 function table(box, heads, rows) {
   box.replaceChildren();
-  if (!rows.length) return void make("p", "Nothing.", box, "hint");
+  if (!rows.length) return void make("p", isFiltered() ? "Nothing. The filters go by the stream and pool that memory was allocated for." : "Nothing.", box, "hint");
   const one = make("table", null, box), head = make("tr", null, make("thead", null, one)), body = make("tbody", null, one);
   for (const [text, name] of heads) make("th", text, head, name);
   const add = some => some.forEach(fill => fill(make("tr", null, body)));
@@ -757,6 +764,8 @@ function summary() {
   }
   const idle = findParts(d.idle);
   if (idle.free || idle.pending) say("Most reserved but not live:", `${bytes(idle.free)} free${idle.pending ? ` and ${bytes(idle.pending)} pending` : ""} at ${seconds(d.moments[d.idle])}.`);
+  const pending = total(d.pending, there(d.pending, d.freed));
+  if (pending) say("Most pending:", `${bytes(pending)} at ${seconds(d.moments[d.freed])}, freed while ${facts.snapshot ? "other streams" : "marked uses"} had not ended.`);
   if (end.reserved) say("At the end:", `${bytes(end.reserved)} reserved: ${end.text}.`);
 }
 
@@ -800,6 +809,7 @@ function tellOom(d, i, note) {
   const file = /^\w[\w.+-]*$/.test(FILE) ? FILE : "FILE";
   note.append(" ", make("code", `python -m esper_alloc explain ${file}`), " says which change would have let it through.");
   if (!told.line) return;
+  if (told.stack.length < 2 && told.line.startsWith("autograd (")) return void note.append(" Backward asked for it, in a thread of PyTorch's that runs no Python.");
   const details = make("details", null, note);
   make("summary", "The stack", details);
   make("div", told.stack.join("\n"), details, "stack");
