@@ -1,6 +1,7 @@
-"""Python in a process of its own."""
+"""Python in a process of its own, and a browser."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +22,13 @@ def output_of(*command: object, **how: Any) -> str:
     done = python(*command, **how)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     return done.stdout
+
+
+def browser() -> str | None:
+    """A Chromium that starts: CI may be about to install one."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    starts = found and not subprocess.run([found, "--version"], capture_output=True).returncode
+    return found if starts else None
 
 
 def run_two_ranks(program: str, **more: str) -> None:

@@ -5,14 +5,15 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import ROOT, output_of
+from processes import ROOT, browser, output_of
+
+CHROMIUM = browser()
 
 
 def need_mkdocs() -> None:
@@ -92,10 +93,10 @@ def test_search_finds_pages_and_no_sources(site: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_search_works_in_a_folder(site: Path) -> None:
     done = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
          "--virtual-time-budget=60000", f"{(site / 'index.html').as_uri()}?q=record_use"],
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip

@@ -6,7 +6,6 @@ import html.parser
 import json
 import pickle
 import random
-import shutil
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from histories import Recorder, snapshot_of, write
+from processes import browser
 from recordings import MIB, TORCH, Writer, snapshot_like, training
 
 np = pytest.importorskip("numpy")
@@ -417,7 +417,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert facts["info"] == writer.info and facts["why"] == writer.why
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+CHROMIUM = browser()
 
 
 #: Zooms and chooses moments, reads the picture out, and comes back to the peak.
