@@ -153,7 +153,7 @@ overlap what is reserved), and the time of a step or batch.""", (
             ("sleep and wake of both",)),
         Row("colocated", "engine in a process: sleep and wake of both, seconds",
             "sleeping and waking of both, vLLM in a process of its own",
-            "the first time, which pins host memory"),
+            "the first step, which pins the most"),
         Row("colocated", "level 1, sleep", "vLLM of 1.5 B sleeps; wakes", VLLM_SLEEPS,
             ("level 1, wake",)))),
     Table("jobs", "Two GPUs", "Trainings of 200 steps: tokens (more is better), and peak reserved.", (

@@ -773,7 +773,7 @@ def colocated_part(name: str, which: str, how: dict[str, Any], *more: Case) -> P
                 ("the first sleep and wake of both", "s", "first_turns_s"),
                 *((f"of a step, {one}", "s", one) for one in PHASES), title=title),
         own(ours, f"{title}sleep and wake of both, seconds", "s", "turns_s", 1.0, "ours",
-            peer_key="first_turns_s", peer_name="the first time, which pins host memory"),
+            peer_key="first_turns_s", peer_name="the first step, which pins the most"),
     ], FRESH, ours=ours, timeout=400.0)  # fmt: skip
 
 

@@ -154,7 +154,7 @@ class Engine:
 
 # --- the trainer -------------------------------------------------------------
 class Trainer:
-    """A model, AdamW in fp32 moments, and a policy gradient. Its memory has the tag "trainer"."""
+    """A model, AdamW and a policy gradient, in bf16. Its memory has the tag "trainer"."""
 
     def __init__(self, options: argparse.Namespace, config: Any) -> None:
         from transformers import AutoModelForCausalLM

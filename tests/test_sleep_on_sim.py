@@ -1,7 +1,9 @@
 """Tags, sleep and wake through PyTorch, on the simulated device."""
 
+import importlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from on_sim import Run, build, running
@@ -435,6 +437,7 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
 
 def test_a_forked_child_can_neither_sleep_nor_wake(run: Run) -> None:
     found = run("""
+import importlib
 import os
 x = on_device(torch.arange(5))
 esper_alloc.sleep()
@@ -647,6 +650,31 @@ say(saver=type(saver).__module__, enabled=saver.enabled, asleep=asleep,
     own = "import sys, types\nsys.modules['torch_memory_saver'] = types.ModuleType('made')\n"
     own += f"{HEAD}say(name=sys.modules['torch_memory_saver'].__name__)"
     assert build.answer(library, own, ESPER_ALLOC_MEMORY_SAVER="1") == {"name": "made"}
+
+
+def test_the_memory_saver_keeps_before_it_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("esper_alloc.torch_allocator.memory_saver")
+    slept: list[Any] = []
+    monkeypatch.setattr(module, "sleep_or_warn", lambda names, keep: slept.append((names, keep)))
+    saver = module.MemorySaver()
+    saver._regions = {"a": {"drops": "nothing", "keeps": "host"}, "b": {"keeps too": "host"}}
+    saver.pause()
+    assert slept == [(["keeps", "keeps too"], "host"), (["drops"], "nothing")]
+
+
+def test_memory_wakes_where_nccl_does_not_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("esper_alloc.torch_allocator.sleep")
+    woken: list[Any] = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("NCCL")
+
+    monkeypatch.setattr(module, "sleep", refuse)
+    monkeypatch.setattr(module, "wake", lambda names, **_: woken.append(names))
+    for groups in ((), (object(),)):
+        with pytest.raises(RuntimeError, match="NCCL"), module.asleep("a", process_groups=groups):
+            raise AssertionError("it was entered")
+    assert woken == [("a",)]
 
 
 def test_the_memory_savers_graphs_have_a_tag(run: Run) -> None:

@@ -115,7 +115,8 @@ outside = host[:100].to("cuda")
 
 
 def look():
-    return {tag: one["asleep"] for tag, one in esper_alloc.tag_stats().items() if tag}
+    stats = esper_alloc.tag_stats()
+    return {name[len("vLLM's "):]: one["asleep"] for name, one in stats.items() if "vLLM's " in name}
 
 """
 
@@ -181,6 +182,19 @@ say(one=one, asleep=asleep, after=look(), weights=float(weights.cpu().sum()),
     assert [tag for tag, asleep in found["one"].items() if asleep] == ["kv_cache"]
     assert all(found["asleep"].values()) and not any(found["after"].values())
     assert found["weights"] == 0 and found["table"]
+
+
+def test_a_trainers_tag_of_the_same_name_is_another_one(run: Run) -> None:
+    found = run("""
+with esper_alloc.tag("weights"):
+    trained = host.to("cuda")
+used = allocator.get_current_usage()
+allocator.sleep(())
+say(asleep=esper_alloc.tag_stats()["weights"]["asleep"], used=used, size=trained.nbytes,
+    trained=trained.cpu().equal(host))
+""")
+    assert not found["asleep"] and found["trained"]
+    assert found["used"] < 2 * found["size"]  # the weights of vLLM, but not these
 
 
 def test_a_name_may_stand_alone_and_what_is_no_name_is_refused(run: Run) -> None:
@@ -255,10 +269,20 @@ def test_nothing_changes_where_esper_alloc_does_not_serve(monkeypatch: pytest.Mo
     assert module.CuMemAllocator is vllm_sleep.SleepAllocator and module.cumem_available
 
 
+INHERITED = """
+class Newer:
+    def hibernate(self): ...
+
+
+CuMemAllocator = type("CuMemAllocator", (CuMemAllocator, Newer), {})
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
         (CUMEM + "    def hibernate(self): ...\n", "its allocator has hibernate"),
+        (CUMEM + INHERITED, "its allocator has hibernate"),
         (CUMEM + "    instance = 5\n", "in use already"),
         ("cumem_available = False", "it has no vllm.device_allocator.cumem.CuMemAllocator"),
     ],
@@ -416,7 +440,8 @@ with capture_pool(None, config):
 
 
 def look():
-    asleep = sorted(t for t, one in esper_alloc.tag_stats().items() if t and one["asleep"])
+    stats = esper_alloc.tag_stats()
+    asleep = sorted(name[len("vLLM's "):] for name, one in stats.items() if name and one["asleep"])
     return [asleep, simulated.mappings()]
 
 

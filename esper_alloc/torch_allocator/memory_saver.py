@@ -21,6 +21,7 @@ from .sleep import Keep, sleep_or_warn, tag as tagged, wake
 __all__ = ["MemorySaver", "stand_in", "torch_memory_saver"]
 
 _PACKAGE = "torch_memory_saver"
+_KEEPS: tuple[Keep, ...] = ("host", "nothing")
 
 
 class MemorySaver:
@@ -96,9 +97,12 @@ class MemorySaver:
 
     def pause(self, tag: str | None = None) -> None:
         """Puts the memory of the regions with this tag (None: all regions) to sleep. Warns of what
-        stays. Raises: as :func:`esper_alloc.sleep`."""
-        for name, keep in self._names(tag).items():
-            sleep_or_warn(name, keep)
+        stays. Raises: as :func:`esper_alloc.sleep`. No contents are lost after an error: what is
+        kept goes to sleep first."""
+        names = self._names(tag)
+        for keep in _KEEPS:
+            if chosen := [name for name, kept in names.items() if kept == keep]:
+                sleep_or_warn(chosen, keep)
 
     def resume(self, tag: str | None = None) -> None:
         """Wakes it. Raises: as :func:`esper_alloc.wake`."""

@@ -178,7 +178,8 @@ def wake(
             process group has no communicator that can be suspended.
 
     After an error everything on that device still sleeps, and the call can be repeated. If there
-    are several devices, those with lower numbers are awake then.
+    are several devices, those with lower numbers are awake then; and all memory is, where it is
+    NCCL that fails to resume.
 
     Example::
 
@@ -223,7 +224,13 @@ class asleep(contextlib.ContextDecorator):
 
     def __enter__(self) -> SleepResult:
         groups = self._process_groups
-        result = sleep(self._names, self._keep, device=self._device, process_groups=groups)
+        try:
+            result = sleep(self._names, self._keep, device=self._device, process_groups=groups)
+        except Exception:
+            if groups:  # NCCL may have failed to suspend, and memory sleeps by then
+                with contextlib.suppress(Exception):
+                    wake(self._names, device=self._device)
+            raise
         # "cuda" may mean another one later.
         any_device = self._device is None or not is_enabled()
         self._slept.append(None if any_device else device_index(self._device))

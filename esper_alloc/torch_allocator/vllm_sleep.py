@@ -32,7 +32,8 @@ _GRAPHS = "cudagraph"
 
 
 class SleepAllocator:
-    """The interface of vLLM's ``CuMemAllocator``. Its tags are esper_alloc's tags.
+    """The interface of vLLM's ``CuMemAllocator``. Its tags are esper_alloc's tags, by names that a
+    trainer in the same process does not use: "vLLM's weights".
 
     Memory keeps to the streams and graphs that use it as any of esper_alloc's, free memory is
     shared with what has no tag, and live bytes are kept, not whole allocations.
@@ -55,7 +56,7 @@ class SleepAllocator:
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
         """What this thread allocates inside has the tag."""
         tag = self.default_tag if tag is None else tag
-        with tagged(tag):
+        with tagged(_name(tag)):
             self._tags.add(tag)
             yield
 
@@ -94,12 +95,13 @@ class SleepAllocator:
             one for one in self._tags if chosen is None or one in chosen or one not in deferrable
         ]
         if wanted:
-            wake(wanted)
+            wake(map(_name, wanted))
 
     def get_current_usage(self) -> int:
         """Live bytes of all tags on the current device, whether they sleep or not."""
         stats = tag_stats()
-        return sum(stats[one]["allocated_bytes"] for one in self._tags if one in stats)
+        names = {_name(one) for one in self._tags} & stats.keys()
+        return sum(stats[one]["allocated_bytes"] for one in names)
 
     def release_pools(self) -> None:
         """Nothing to do: there are no pools that could outlive their allocator."""
@@ -109,7 +111,11 @@ class SleepAllocator:
 
     def _put_to_sleep(self, tags: Iterable[str], keep: Keep) -> None:
         if chosen := sorted(tags):
-            sleep_or_warn(chosen, keep)
+            sleep_or_warn([_name(one) for one in chosen], keep)
+
+
+def _name(tag: str) -> str:
+    return f"vLLM's {tag}"
 
 
 def register() -> None:
@@ -127,7 +133,7 @@ def register() -> None:
     unknown = sorted(_public(theirs) - _public(SleepAllocator))
     if unknown:
         _leave(f"its allocator has {', '.join(unknown)}, which esper_alloc does not know")
-    elif theirs is not SleepAllocator and theirs.instance is not None:
+    elif theirs is not SleepAllocator and getattr(theirs, "instance", None) is not None:
         _leave("its allocator is in use already")
     else:
         cumem.CuMemAllocator = SleepAllocator
@@ -168,7 +174,7 @@ def _leave(why: str) -> None:
 
 
 def _public(of: type) -> set[str]:
-    return {name for name in vars(of) if not name.startswith("_")}
+    return {name for name in dir(of) if not name.startswith("_")}
 
 
 def _give_back() -> None:
