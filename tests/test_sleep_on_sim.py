@@ -662,21 +662,6 @@ def test_the_memory_saver_keeps_before_it_drops(monkeypatch: pytest.MonkeyPatch)
     assert slept == [(["keeps", "keeps too"], "host"), (["drops"], "nothing")]
 
 
-def test_memory_wakes_where_nccl_does_not_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("esper_alloc.torch_allocator.sleep")
-    woken: list[Any] = []
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("NCCL")
-
-    monkeypatch.setattr(module, "sleep", refuse)
-    monkeypatch.setattr(module, "wake", lambda names, **_: woken.append(names))
-    for groups in ((), (object(),)):
-        with pytest.raises(RuntimeError, match="NCCL"), module.asleep("a", process_groups=groups):
-            raise AssertionError("it was entered")
-    assert woken == [("a",)]
-
-
 def test_the_memory_savers_graphs_have_a_tag(run: Run) -> None:
     found = run("""
 from esper_alloc.torch_allocator.memory_saver import torch_memory_saver as saver

@@ -200,7 +200,8 @@ def wake(
 
 class asleep(contextlib.ContextDecorator):
     """``with asleep("weights") as result:`` puts memory to sleep, and wakes it at the end, also
-    after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`.
+    after an exception. The arguments and errors are those of :func:`sleep` and :func:`wake`: where
+    it is NCCL that fails to suspend at the beginning, the memory sleeps until :func:`wake`.
 
     Example::
 
@@ -224,13 +225,7 @@ class asleep(contextlib.ContextDecorator):
 
     def __enter__(self) -> SleepResult:
         groups = self._process_groups
-        try:
-            result = sleep(self._names, self._keep, device=self._device, process_groups=groups)
-        except Exception:
-            if groups:  # NCCL may have failed to suspend, and memory sleeps by then
-                with contextlib.suppress(Exception):
-                    wake(self._names, device=self._device)
-            raise
+        result = sleep(self._names, self._keep, device=self._device, process_groups=groups)
         # "cuda" may mean another one later.
         any_device = self._device is None or not is_enabled()
         self._slept.append(None if any_device else device_index(self._device))
