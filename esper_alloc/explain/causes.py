@@ -60,7 +60,7 @@ def leaking_lines(job: Job) -> list[int]:
         kept = job.sizes[slots[1:]]
         seen |= (blocks >= _STEP_BLOCKS) & (size >= _STEP_BYTES * kept)
         steps = np.count_nonzero(seen & (blocks > 0))
-        if steps >= max(_FEWEST - 1, np.count_nonzero(blocks) / 2):
+        if steps >= _FEWEST - 1 and 2 * steps >= np.count_nonzero(blocks):
             found.append(line)
     return found
 

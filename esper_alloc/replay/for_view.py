@@ -76,7 +76,7 @@ def _recording(snapshot: Snapshot) -> BlackBox:
     for at, kind in ((born, box.ALLOC), (freed, box.FREE)):
         at[of[kinds == kind]] = np.flatnonzero(kinds == kind)
     end = int(times[-1]) if len(times) else 0
-    begin = int(times[np.count_nonzero(events["us"] == _OLDER) :].min(initial=end))
+    begin = int(np.min(times[np.count_nonzero(events["us"] == _OLDER) :], initial=end))
     return BlackBox(
         path=snapshot.path,
         why="",

@@ -95,7 +95,7 @@ class SleepAllocator:
             one for one in self._tags if chosen is None or one in chosen or one not in deferrable
         ]
         if wanted:
-            wake(map(_name, wanted))
+            wake([_name(one) for one in wanted])
 
     def get_current_usage(self) -> int:
         """Live bytes of all tags on the current device, whether they sleep or not."""

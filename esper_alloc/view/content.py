@@ -245,7 +245,7 @@ class Content:
             **self._waited_for(pending, self.times[held[longest]] - us[longest] * 1000),
             "held_count": len(held),
             "held_total_us": int(us.sum()),
-            "held_between": [began.min(), self._seconds(held[-1:])[0]] if len(held) else [],
+            "held_between": [np.min(began), self._seconds(held[-1:])[0]] if len(held) else [],
         }
         return told, [int(one) for one in ooms if one >= self.start][:100]
 

@@ -104,7 +104,7 @@ def lanes_around(pieces: Spans, addresses: Ints, events: Ints) -> Ints:
     last = np.searchsorted(edges, pieces.address + pieces.size)
     node = np.searchsorted(edges, addresses, side="right") - 1
     row, asked = np.arange(len(pieces)), np.arange(len(addresses))
-    after = np.int64(max(pieces.end.max(initial=0), events.max(initial=0)) + 3)
+    after = np.int64(max(np.max(pieces.end, initial=0), np.max(events, initial=0)) + 3)
     while len(row) and len(asked):
         left, right = first % 2 == 1, last % 2 == 1
         here = np.concatenate([row[left], row[right]])

@@ -56,7 +56,7 @@ def find_blocks(recording: box.BlackBox, places: Places) -> Spans:
     thread = column(recording.threads, "u4")[begin]
     unknown = site == 0
     known = thread[~unknown][:1_000_000]
-    main = int(np.bincount(known).argmax()) if len(known) else 1
+    main = int(np.argmax(np.bincount(known))) if len(known) else 1
     site[unknown & (thread != 0) & (thread != main)] = places.elsewhere
     return Spans(
         begin,

@@ -113,7 +113,7 @@ def stack(spans: Spans, groups: Ints, group_count: int, slot: Slots, moments: in
 
 def largest_groups(spans: Spans, groups: Ints, group_count: int, slot: Slots, n: int) -> Ints:
     """The groups that ever held most at some of 64 moments, the largest first; at most `n`."""
-    moments = int(slot.max())
+    moments = int(np.max(slot))
     coarse = np.unique(np.linspace(0, moments - 1, min(64, moments)).astype(np.int64))
     per_moment = slots(coarse, moments)
     held = stack(spans, groups, group_count, per_moment[slot], len(coarse)).max(axis=1)
