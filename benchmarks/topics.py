@@ -757,36 +757,58 @@ EXPLAIN = Topic(
 
 VLLM_SLEEPS, BESIDE = "native, vLLM's sleep mode", ", engine in a process"
 AWAKE, VLLM = f"{OURS}, nobody sleeps", ("vllm",)
+WITH_SAVER = (*VLLM, SAVER)
 
 
 def colocated_part(name: str, which: str, how: dict[str, Any], *more: Case) -> Part:
     """`which`: the end of the cases' names."""
     ours, peer = OURS + which, VLLM_SLEEPS + which
     title = f"{which[2:]}: " if which else ""
+    figures: list[Figure] = [
+        ("a step", "s", "step_s"), ("sleep and wake of both", "s", "turns_s"),
+        ("the first sleep and wake of both", "s", "first_turns_s"),
+    ]  # fmt: skip
     return Part(name, "colocated.step", [
         Case(ours, OURS, how, {"ESPER_ALLOC": "1"} if which else {}, needs=VLLM), *more,
         Case(peer, NATIVE, how, needs=VLLM),
     ], [
-        *(Row("a step", "s", "step_s", ours, one.name, 1.35) for one in more),
-        *beside(ours, peer, ("a step", "s", "step_s"),
-                ("sleep and wake of both", "s", "turns_s", 0.5),
-                ("the first sleep and wake of both", "s", "first_turns_s"),
-                *((f"of a step, {one}", "s", one) for one in PHASES), title=title),
+        *(row for one in more for row in (
+            beside(ours, one.name, *figures, title=title) if one.needs == WITH_SAVER
+            else [Row("a step", "s", "step_s", ours, one.name, 1.35)])),
+        *beside(ours, peer, *figures, *((f"of a step, {one}", "s", one) for one in PHASES),
+                title=title),
         own(ours, f"{title}sleep and wake of both, seconds", "s", "turns_s", 1.0, "ours",
             peer_key="first_turns_s", peer_name="the first step, which pins the most"),
+        own(ours, f"{title}sleep and wake of both, speed", "GiB/s", "turns_gib_s", 0.9, "at_least",
+            peer_key="copy_gib_s", peer_name="plain pinned copy"),
     ], FRESH, ours=ours, timeout=400.0)  # fmt: skip
 
 
+BY_PROCESS: dict[str, Any] = {"flags": ("--engine-process",)}
 COLOCATED = Topic(
     "A trainer and vLLM take turns on one GPU: what do sleeping and waking cost a step?",
     colocated_part("step", "", {},
                    Case(AWAKE, OURS, {"flags": ("--awake", "--share", "0.3")}, needs=VLLM)),
-    colocated_part("process", BESIDE, {"flags": ("--engine-process",)}),
+    # torch_memory_saver has the trainer alone: vLLM sleeps by its own mode only.
+    colocated_part("process", BESIDE, BY_PROCESS, *(
+        Case(f"native, vLLM's sleep mode, {saver}", NATIVE, {**BY_PROCESS, "saver": how},
+             needs=WITH_SAVER)
+        for saver, how in ((SAVER, "keeps host memory"), (SAVER_BY_DEFAULT, "by default")))),
     Part("cycles", "colocated.cycles",
          [Case(OURS, OURS, needs=VLLM), Case(VLLM_SLEEPS, NATIVE, needs=VLLM)], [
         *beside(OURS, VLLM_SLEEPS,
-                ("level 1, sleep", "s", "sleep_s"), ("level 1, wake", "s", "wake_s"),
-                ("level 1, device memory in use asleep", "MiB", "asleep_mib")),
+                ("level 1, sleep and wake", "s", "level_1_s", 0.5),
+                ("level 1, sleep", "s", "sleep_1_s"), ("level 1, wake", "s", "wake_1_s"),
+                ("level 2, sleep and wake", "s", "level_2_s"),
+                ("level 2, sleep", "s", "sleep_2_s"),
+                ("level 2, wake the weights", "s", "wake_weights_s"),
+                ("level 2, load them", "s", "load_s"),
+                ("level 2, wake the cache", "s", "wake_cache_s"),
+                ("level 1, device memory in use asleep", "MiB", "asleep_mib"),
+                ("level 1, host memory", "MiB", "host_mib")),
+        at_best("level 1, reserved asleep", "reserved_mib", 60.0, "MiB"),
+        own(OURS, "level 1, host memory over live bytes", "MiB", "host_mib", 1.02,
+            peer_key="live_mib", peer_name="live bytes"),
         at_best("tokens that differ after 100 cycles", "tokens_that_differ", 0.0),
         at_best("device memory grown over 90 cycles", "grown_mib", 0.0, "MiB"),
         at_best("host memory grown over 90 cycles", "host_grown_mib", 16.0, "MiB"),

@@ -305,9 +305,13 @@ def main() -> None:
     for name, seconds in means.items():
         print(f"{name:24} {seconds:8.3f} s {phase.gib[name]:8.2f} GiB in use")
     print(f"{'a step':24} {sum(means.values()):8.3f} s")
+    host = sum(one["host_bytes"] for one in esper_alloc.tag_stats().values()) / GIB
+    if not options.awake and not options.native:
+        print(f"{host:.2f} GiB of this process were kept on the host")
     if options.json:
-        found = {"seconds": means, "first": {k: v[0] for k, v in phase.seconds.items()}}
-        options.json.write_text(json.dumps({**found, "gib": phase.gib, "losses": losses}))
+        first = {name: one[0] for name, one in phase.seconds.items()}
+        found = {"seconds": means, "first": first, "gib": phase.gib, "losses": losses, "host": host}
+        options.json.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
