@@ -35,12 +35,6 @@ typedef struct window {
   bool from_end;           /* they lie at the end of the hole */
 } window_t;
 
-typedef enum pages_from {
-  NEW_PAGES,       /* lends none */
-  NEW_WHILE_SLACK, /* all new if slack allows it, else as LENT_FIRST */
-  LENT_FIRST       /* creates pages only for what lent ones leave missing */
-} pages_from_t;
-
 typedef struct growth {
   device_t *device;
   heap_t *heap;
@@ -165,13 +159,13 @@ static void free_neighbours(const window_t *w)
     free_blocks_add(w->after);
 }
 
-/* Claims pages to lend, but releases them if slack allows new pages for all of it. */
+/* Claims pages to lend (stitch.h), but releases them if slack allows new pages for all of it. */
 static void claim_pages(growth_t *g)
 {
   const window_t *w = &g->window;
   size_t most = w->before && w->after ? w->missing : w->hole->size;
   stitch_claim(&g->stitch, g->heap, g->from == NEW_PAGES ? 0 : w->missing, most);
-  if (g->from != NEW_WHILE_SLACK ||
+  if (g->from != ANY_PAGES ||
       !slack_allows_new_pages(g->device, w->missing, stitch_bytes(&g->stitch) > 0))
     return;
   stitch_finish(&g->stitch, false);
@@ -345,10 +339,10 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
 }
 
 /* If there is no memory for slack, tries again with lent pages. */
-static esper_status grow_mapped(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
+static esper_status grow_mapped(heap_t *heap, size_t size, bool large, pages_from_t from,
+                                block_t **block)
 {
   bool slack;
-  pages_from_t from = alone ? NEW_PAGES : NEW_WHILE_SLACK;
   esper_status status = grow_by(from, heap, size, large, block, &slack);
   if (status == ESPER_OUT_OF_MEMORY && slack)
     status = grow_by(LENT_FIRST, heap, size, large, block, &slack);
@@ -376,14 +370,14 @@ size_t grow_size(const pool_t *pool, size_t size)
                : config_segment_size(config_of(device->core), size);
 }
 
-esper_status grow(heap_t *heap, size_t size, bool large, bool alone, block_t **block)
+esper_status grow(heap_t *heap, size_t size, bool large, pages_from_t from, block_t **block)
 {
   device_t *device = heap->device;
   *block = NULL;
   if (wants_pages(heap->pool) && mapped_granule(device)) {
-    esper_status status = grow_mapped(heap, size, large, alone, block);
+    esper_status status = grow_mapped(heap, size, large, from, block);
     while (status == NO_HOLE && mapped_reserve(heap, large, size) == ESPER_OK)
-      status = grow_mapped(heap, size, large, alone, block);
+      status = grow_mapped(heap, size, large, from, block);
     if (status != NO_HOLE)
       return status;
   }

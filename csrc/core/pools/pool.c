@@ -181,7 +181,7 @@ static heap_t *heap_take(device_t *device)
   return heap;
 }
 
-/* Not inlined, so that pool_heap need not save registers for this. */
+/* Not inlined, so that pool_find_or_make_heap need not save registers for this. */
 __attribute__((noinline)) static heap_t *make_heap(pool_t *pool, stream_t *stream, uint64_t capture,
                                                    tag_t tag)
 {
@@ -211,7 +211,7 @@ __attribute__((noinline)) static heap_t *make_heap(pool_t *pool, stream_t *strea
   return heap;
 }
 
-heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag)
+heap_t *pool_find_or_make_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag)
 {
   heap_t *quiesced = NULL;
   for (heap_t *heap = pool->heaps; heap; heap = heap->next) {

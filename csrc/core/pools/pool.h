@@ -58,7 +58,7 @@ bool pool_has_graphs(const pool_t *pool);
 
 /* Finds or makes the heap of (pool, stream, capture, tag). A capture takes over the stream's
  * quiesced heap if there is one. NULL: no host memory. */
-heap_t *pool_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag);
+heap_t *pool_find_or_make_heap(pool_t *pool, stream_t *stream, uint64_t capture, tag_t tag);
 /* The heap's capture is over, or there was none. */
 void pool_heap_leave_capture(heap_t *heap);
 void pool_destroy_heap(heap_t *heap);

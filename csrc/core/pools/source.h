@@ -1,5 +1,6 @@
 /* source.h: where a pool's segments come from and go back to: the driver, or an allocator that the
- * program gave the pool. Called without a lock. */
+ * program gave the pool. Pages come from the driver always, and go back by mapped_give_back. Called
+ * without a lock. */
 #ifndef ESPER_SOURCE_H
 #define ESPER_SOURCE_H
 

@@ -20,22 +20,22 @@ static _Thread_local bool in_callback;
 
 bool callback_begin(void)
 {
-  bool outer = in_callback;
+  bool was_inside = in_callback;
   in_callback = true;
-  return outer;
+  return was_inside;
 }
 
-void callback_end(bool outer)
+void callback_end(bool was_inside)
 {
-  in_callback = outer;
+  in_callback = was_inside;
 }
 
 bool call_free_memory(const request_t *q)
 {
   const esper_config *given = &q->config->as_given;
-  bool outer = callback_begin();
+  bool was_inside = callback_begin();
   bool freed = given->free_memory && given->free_memory(given->free_memory_context);
-  callback_end(outer);
+  callback_end(was_inside);
   return freed;
 }
 

@@ -34,7 +34,7 @@ size_t allowance_of(const heap_t *heap);
 
 /* Between these two the embedder is called back: the thread's mallocs are not held back. */
 bool callback_begin(void);
-void callback_end(bool outer);
+void callback_end(bool was_inside);
 /* Lets the embedder's callbacks free memory. False: they freed none. */
 bool call_free_memory(const request_t *q);
 

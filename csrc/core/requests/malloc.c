@@ -1,15 +1,18 @@
-/* malloc.c: malloc. Functions stand before their callers: begin with malloc_block, at the end.
+/* malloc.c: malloc. Functions stand before their callers: begin with malloc_block, at the end. A
+ * request_t (request.h) is one malloc on its way through the steps; its fields stay as they are.
  *
  * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
  * that has nothing, or a filter may route the request, malloc_block does step 1. The others follow
- * in the order that find_slowly, find_or_grow and wait_and_release give them, until one serves:
+ * in the order that steps_2_to_8, steps_2_to_5 and wait_and_release give them, until one serves. A
+ * step gives a block or NULL; what it stores as `status` counts only where no step gives a block:
  *   1. request_take_ready: a ready block of its own heap, or of its cache if that was not tried
  *   2. take_retired: the same after retiring events
  *   3. borrow: a block of another heap that owes nothing, lent. If the heap has borrowed many small
  *      blocks, step 5 comes first
  *   4. hold_back: if the heap's awaited bytes and the request exceed the allowance, the host waits
  *      for the oldest work that these bytes wait for; then steps 2 to 4 again
- *   5. take_grown: new memory. A driver that fails, or a rejected request, ends here
+ *   5. take_grown: new memory. Here the search ends if the driver fails, or if PyTorch's limit for
+ *      requests rejects this one (segment.h)
  *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
  *   7. find_in_spare_pools: for the default pool, memory of pools with use_on_oom
  *   8. wait_and_release: the host waits for one event after the other, then drains the device, and
@@ -73,62 +76,69 @@ static bool borrows_too_often(const request_t *q)
   return often;
 }
 
-/* Step 3. A private pool with graphs lends nothing, because replays touch its memory at any time.
- * Only the best fit of each heap is looked at. What the other heaps' streams did before has often
- * completed unnoticed. So the first round asks the driver about it, and the second looks again. */
+/* Looks at the best fit of each heap. `probes` gets the work that a best fit waits for. A private
+ * pool with graphs lends nothing, because replays touch its memory at any time. Under the device's
+ * lock. */
+static block_t *borrow_from_heaps(const request_t *q, probes_t *probes)
+{
+  if (q->pool != q->device->default_pool && pool_has_graphs(q->pool) && RULE(GRAPHS_KEEP_MEMORY))
+    return NULL;
+  for (heap_t *heap = q->pool->heaps; heap; heap = heap->next) {
+    if (!request_may_borrow(q, heap))
+      continue;
+    free_blocks_promote(heap);
+    block_t *block = free_blocks_best_ready(heap, q->size, q->large);
+    if (!block)
+      continue;
+    if (!block_owes_nothing(block) && RULE(LOAN_NEEDS_COMPLETION)) {
+      probes_add(probes, owner_order_stream(heap), block->stamp);
+      continue;
+    }
+    free_blocks_claim(block);
+    if (request_lend(q, block)) {
+      q->heap->borrowed += !q->large;
+      return block;
+    }
+    free_blocks_add(block);
+  }
+  return NULL;
+}
+
+/* Step 3. Work of other streams has often completed unnoticed. So if nothing can be lent, the
+ * driver is asked about the work that best fits wait for, and a second look follows. */
 static block_t *borrow(const request_t *q)
 {
-  for (int round = 0;; round++) {
+  for (bool asked = false;; asked = true) {
     probes_t probes;
     probes.count = 0;
     lock(&q->device->lock);
-    bool may = q->pool == q->device->default_pool || !pool_has_graphs(q->pool) ||
-               !RULE(GRAPHS_KEEP_MEMORY);
-    for (heap_t *heap = may ? q->pool->heaps : NULL; heap; heap = heap->next) {
-      if (!request_may_borrow(q, heap))
-        continue;
-      free_blocks_promote(heap);
-      block_t *block = free_blocks_best_ready(heap, q->size, q->large);
-      if (!block)
-        continue;
-      if (block_owes_nothing(block) || !RULE(LOAN_NEEDS_COMPLETION)) {
-        free_blocks_claim(block);
-        if (request_lend(q, block)) {
-          q->heap->borrowed += !q->large;
-          unlock(&q->device->lock);
-          return block;
-        }
-        free_blocks_add(block);
-      } else {
-        probes_add(&probes, owner_order_stream(heap), block->stamp);
-      }
-    }
+    block_t *block = borrow_from_heaps(q, &probes);
     unlock(&q->device->lock);
-    if (!probes.count || round > 0)
-      return NULL;
+    if (block || asked || !probes.count)
+      return block;
     probes_ask(&probes, q->core, false);
   }
 }
 
 /* Steps 2 and 3. */
-static block_t *find_free(const request_t *q)
+static block_t *steps_2_and_3(const request_t *q)
 {
   block_t *block = take_retired(q);
   return block ? block : borrow(q);
 }
 
-/* Step 4. */
-static block_t *find_held_back(const request_t *q)
+/* The host waits, by hold_back (step 4) or wait_for_oldest (step 8), until a wait is in vain; after
+ * each, steps 2 and 3. */
+static block_t *wait_and_find(const request_t *q, bool (*wait)(const request_t *))
 {
   block_t *block = NULL;
-  for (unsigned left = most_waits(q); left && !block && hold_back(q); left--)
-    block = find_free(q);
+  for (unsigned left = most_waits(q); left && !block && wait(q); left--)
+    block = steps_2_and_3(q);
   return block;
 }
 
-/* One thread at a time, because growing moves memory that other threads cannot find meanwhile. But
- * a MemPool's own allocator may wait for something that another thread holds, so it is called
- * without the lock. */
+/* One thread at a time: growing moves memory that others cannot find meanwhile. A MemPool's own
+ * allocator is called without the lock, because it may wait for another thread. */
 static void growth_begin(const request_t *q)
 {
   if (!q->pool->source.obtain)
@@ -141,21 +151,21 @@ static void growth_end(const request_t *q)
     unlock(&q->device->growth_lock);
 }
 
-/* `alone`: by new memory only, without moving pages. */
-static block_t *grow_and_hand_out(const request_t *q, bool alone, esper_status *status)
+/* Or hands out a block that another thread freed meanwhile, if it fits. */
+static block_t *grow_and_hand_out(const request_t *q, pages_from_t from, esper_status *status)
 {
   block_t *block = NULL;
-  bool outer = callback_begin(); /* a MemPool's own allocator: its mallocs are not held back */
-  *status = grow(q->heap, q->size, q->large, alone, &block);
-  callback_end(outer);
+  bool was_inside = callback_begin(); /* mallocs of a MemPool's own allocator are not held back */
+  *status = grow(q->heap, q->size, q->large, from, &block);
+  callback_end(was_inside);
   return request_hand_out_new(q, *status, block);
 }
 
 /* Step 5. */
-static block_t *take_grown(const request_t *q, bool alone, esper_status *status)
+static block_t *take_grown(const request_t *q, pages_from_t from, esper_status *status)
 {
   growth_begin(q);
-  block_t *block = grow_and_hand_out(q, alone, status);
+  block_t *block = grow_and_hand_out(q, from, status);
   growth_end(q);
   return block;
 }
@@ -169,32 +179,33 @@ static block_t *find_in_spare_pools(const request_t *q)
   for (pool_t *pool = NULL; (pool = pool_next_spare(q->device, pool));) {
     if (block)
       continue;
-    request_t there = *q;
+    request_t there = *q; /* `missed` as well: block caches of such pools are closed */
     there.pool = pool;
     lock(&q->device->lock);
-    there.heap = pool_heap(pool, q->stream.stream, 0, q->tag);
+    there.heap = pool_find_or_make_heap(pool, q->stream.stream, 0, q->tag);
     unlock(&q->device->lock);
     if (there.heap)
-      block = find_free(&there);
+      block = steps_2_and_3(&there);
   }
   return block;
 }
 
-/* Waits for the device, and takes what has completed then, or new memory in place of cached memory
- * that goes back. `limited`: gives up on work that does not complete in time. */
-static block_t *drain_and_release(const request_t *q, bool limited, esper_status *drained,
-                                  esper_status *status)
+/* Gives cached memory back to the driver, and takes new memory in its place. */
+static block_t *release_and_grow(const request_t *q, size_t enough, esper_status *status)
+{
+  size_t released = release_cached(q->device, /* every pool */ NULL, false, enough);
+  return released ? take_grown(q, ANY_PAGES, status) : NULL;
+}
+
+/* After drain_unlocked: what has completed; or new memory in place of cached memory, if possible of
+ * no more than is needed. */
+static block_t *find_drained(const request_t *q, esper_status *status)
 {
   block_t *block;
-  *drained = drain_unlocked(q, limited ? DRAIN_LIMITED : 0);
-  if ((block = find_free(q)) || (block = find_in_spare_pools(q)))
+  if ((block = steps_2_and_3(q)) || (block = find_in_spare_pools(q)))
     return block;
-  size_t wanted = grow_size(q->pool, q->size);
-  if (release_cached(q->device, NULL, false, wanted) && (block = take_grown(q, false, status)))
-    return block;
-  if (release_cached(q->device, NULL, false, SIZE_MAX) && (block = take_grown(q, false, status)))
-    return block;
-  return NULL;
+  block = release_and_grow(q, grow_size(q->pool, q->size), status);
+  return block ? block : release_and_grow(q, SIZE_MAX, status);
 }
 
 /* The end of step 8, and of a capture's steps: once more, when a sleep that is under way has sent
@@ -204,9 +215,9 @@ static block_t *take_returned(const request_t *q, esper_status *status)
   lock(&q->device->sending_lock); /* held by a sleep until its pages are gone */
   unlock(&q->device->sending_lock);
   growth_begin(q);
-  block_t *block = q->capture ? malloc_take_inside(q) : find_free(q);
+  block_t *block = q->capture ? malloc_take_inside(q) : steps_2_and_3(q);
   if (!block)
-    block = grow_and_hand_out(q, false, status);
+    block = grow_and_hand_out(q, ANY_PAGES, status);
   growth_end(q);
   return block;
 }
@@ -215,10 +226,7 @@ static block_t *take_returned(const request_t *q, esper_status *status)
  * limit, in place of an error. */
 static block_t *wait_and_release(const request_t *q, esper_status *status)
 {
-  block_t *block = NULL;
-  esper_status drained;
-  for (unsigned left = most_waits(q); left && !block && wait_for_oldest(q); left--)
-    block = find_free(q);
+  block_t *block = wait_and_find(q, wait_for_oldest);
   if (block)
     return block;
   lock(&q->device->lock);
@@ -226,35 +234,38 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   q->device->stats.num_sync_all_streams++;
   slack_was_refused(q->device); /* no page is created for slack while memory is short */
   unlock(&q->device->lock);
-  block = drain_and_release(q, true, &drained, status);
-  if (!block && drained == ESPER_NOT_READY)
-    block = drain_and_release(q, false, &drained, status);
+  bool in_time = drain_unlocked(q, DRAIN_LIMITED) != ESPER_NOT_READY;
+  block = find_drained(q, status);
+  if (!block && !in_time) {
+    drain_unlocked(q, 0);
+    block = find_drained(q, status);
+  }
   return block ? block : take_returned(q, status);
 }
 
 /* ---- malloc ------------------------------------------------------------ */
 
 /* Steps 2 to 5. */
-static block_t *find_or_grow(const request_t *q, esper_status *status)
+static block_t *steps_2_to_5(const request_t *q, esper_status *status)
 {
   block_t *block;
   if (q->capture)
-    return (block = malloc_take_inside(q)) ? block : take_grown(q, false, status);
+    return (block = malloc_take_inside(q)) ? block : take_grown(q, ANY_PAGES, status);
   if ((block = take_retired(q)))
     return block;
-  if (borrows_too_often(q) && (block = take_grown(q, true, status)))
+  if (borrows_too_often(q) && (block = take_grown(q, NEW_PAGES, status)))
     return block;
-  if ((block = borrow(q)) || (block = find_held_back(q)))
+  if ((block = borrow(q)) || (block = wait_and_find(q, hold_back)))
     return block;
-  return take_grown(q, false, status);
+  return take_grown(q, ANY_PAGES, status);
 }
 
 /* Steps 2 to 8. */
-static block_t *find_slowly(const request_t *q, esper_status *status)
+static block_t *steps_2_to_8(const request_t *q, esper_status *status)
 {
-  block_t *block = find_or_grow(q, status);
+  block_t *block = steps_2_to_5(q, status);
   if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(q))
-    block = find_or_grow(q, status);
+    block = steps_2_to_5(q, status);
   if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;
   if (q->capture)
@@ -265,23 +276,10 @@ static block_t *find_slowly(const request_t *q, esper_status *status)
 /* NULL: no host memory for it, or in a capture for its branch. */
 static heap_t *heap_of(const request_t *q)
 {
-  heap_t *heap = pool_heap(q->pool, q->stream.stream, q->capture, q->tag);
+  heap_t *heap = pool_find_or_make_heap(q->pool, q->stream.stream, q->capture, q->tag);
   if (heap && q->capture && !heap->branch)
     heap->branch = capture_branch(q->core, q->stream.stream, q->capture);
   return heap && q->capture && !heap->branch ? NULL : heap;
-}
-
-static esper_status refuse_asleep(const device_t *device, tag_t tag)
-{
-  if (tag == TAG_NONE)
-    return error_set(ESPER_ASLEEP,
-                     "memory without a tag sleeps on device %d, so none is handed out: wake it "
-                     "first, or allocate under a tag that is awake",
-                     device->index);
-  return error_set(ESPER_ASLEEP,
-                   "memory tagged '%s' sleeps on device %d, so none is handed out: wake it first, "
-                   "or allocate under another tag",
-                   tag_name(tag), device->index);
 }
 
 /* Whether another thread has put the tag to sleep since the request began. */
@@ -295,48 +293,46 @@ static bool has_gone_to_sleep(const request_t *q)
   return asleep;
 }
 
-static void warn_of_ended_capture(core_t *core)
+/* Sets the error of a request that no step served. */
+static esper_status why_none(const request_t *q, bool asleep, esper_status status)
 {
-  config_warn_once(
-      core, &core->warned_of_capture,
-      "a CUDA graph capture was ended: the allocator did not know of it, and recorded an event for "
-      "all streams, which ends every capture. Announce captures on streams that nobody allocates "
-      "on: in Python within `with esper_alloc.capturing():`, in C with esper_capture_begin().");
+  if (device_has_failed(q->device))
+    return failure_check(q->device);
+  if (asleep)
+    return request_refuse_asleep(q->device, q->tag);
+  return status == ESPER_OUT_OF_MEMORY ? request_fail(q)
+         : status == ESPER_REJECTED    ? request_reject(q)
+                                       : status;
 }
 
-/* All steps but the first. The device's lock is not held. */
+/* All steps but the first. A block is not handed out after all if the tag fell asleep or the device
+ * failed meanwhile. The device's lock is not held. */
 static esper_status find_block(request_t *q, bool fenced, block_t **block)
 {
   esper_status status = ESPER_OK;
   if (!q->heap)
     return error_set(ESPER_HOST_MEMORY, "no host memory for a heap");
-  *block = fenced ? malloc_take_fenced(q, &status) : find_slowly(q, &status);
+  *block = fenced ? malloc_take_fenced(q, &status) : steps_2_to_8(q, &status);
   if (atomic_load_explicit(&q->core->ended_a_capture, memory_order_relaxed))
-    warn_of_ended_capture(q->core);
+    malloc_warn_of_ended_capture(q->core);
   bool asleep = has_gone_to_sleep(q);
-  if (*block && (device_has_failed(q->device) || asleep)) {
+  if (*block && (asleep || device_has_failed(q->device))) {
     free_block(q->core, (void *)(*block)->address);
     *block = NULL;
   }
-  if (*block)
-    return ESPER_OK;
-  if (device_has_failed(q->device))
-    return failure_check(q->device);
-  return asleep                          ? refuse_asleep(q->device, q->tag)
-         : status == ESPER_OUT_OF_MEMORY ? request_fail(q)
-         : status == ESPER_REJECTED      ? request_reject(q)
-                                         : status;
+  return *block ? ESPER_OK : why_none(q, asleep, status);
 }
 
-static esper_status present(core_t *core, esper_stream stream, cache_attempt_t try,
+/* `known`: what cache_malloc found out about the stream, if it could. */
+static esper_status present(core_t *core, esper_stream stream, cache_attempt_t known,
                             presented_t *presented)
 {
   esper_status status = ESPER_OK;
-  if (try.stream)
-    *presented = stream_presented(try.stream, stream.handle);
+  if (known.stream)
+    *presented = stream_presented(known.stream, stream.handle);
   else
     status = stream_present(core, stream, presented);
-  presented->asked |= try.asked; /* the answer was: no capture */
+  presented->asked |= known.asked; /* and the answer was that the stream is in no capture */
   return status;
 }
 
@@ -362,7 +358,7 @@ static esper_status find_capture(request_t *q)
   return ESPER_OK;
 }
 
-esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t try,
+esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t known,
                           void **ptr)
 {
   device_t *device = pool->device;
@@ -373,12 +369,12 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
 
   const config_t *config = config_of(core);
   presented_t presented;
-  esper_status status = present(core, stream, try, &presented);
+  esper_status status = present(core, stream, known, &presented);
   if (status != ESPER_OK) {
-    capture_thread_refused(core);
+    capture_thread_refused(core); /* for frees in bodies of conditional nodes (rule 7i) */
     return status;
   }
-  const size_t rounded = try.size ? try.size : config_round(config, size);
+  const size_t rounded = known.size ? known.size : config_round(config, size);
   /* Every field is named: to clear the request first would take as long as taking the lock. */
   request_t q = {.core = core,
                  .device = device,
@@ -391,7 +387,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
                  .asked = size,
                  .size = rounded,
                  .large = config_is_large(rounded),
-                 .missed = try.missed,
+                 .missed = known.missed,
                  .addresses_missing = 0};
   if (!q.size) /* too large to be rounded */
     return request_fail(&q);
@@ -402,7 +398,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   if (device->asleep[q.tag] || device_has_failed(device)) {
     unlock(&device->lock);
     status = failure_check(device);
-    return status == ESPER_OK ? refuse_asleep(device, q.tag) : status;
+    return status == ESPER_OK ? request_refuse_asleep(device, q.tag) : status;
   }
   q.heap = heap_of(&q);
   bool fenced = core_is(core, CORE_FENCED) && pool == device->default_pool && !q.capture;

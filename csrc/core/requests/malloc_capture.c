@@ -42,6 +42,15 @@ block_t *malloc_take_inside(const request_t *q)
   return block ? block : take_quiesced(q);
 }
 
+void malloc_warn_of_ended_capture(core_t *core)
+{
+  config_warn_once(
+      core, &core->warned_of_capture,
+      "a CUDA graph capture was ended: the allocator did not know of it, and recorded an event for "
+      "all streams, which ends every capture. Announce captures on streams that nobody allocates "
+      "on: in Python within `with esper_alloc.capturing():`, in C with esper_capture_begin().");
+}
+
 /* ---- free -------------------------------------------------------------- */
 
 /* Sets the points of uses that end with this free, inside the capture that the block was handed out

@@ -8,6 +8,8 @@
 
 /* Steps 2 and 3 of malloc; NULL: none. No lock is held. */
 block_t *malloc_take_inside(const request_t *q);
+/* Warns once, after a request ended a capture that it did not know of. */
+void malloc_warn_of_ended_capture(core_t *core);
 
 /* Sets what a claimed block owes after its free, if it was handed out inside a capture. The
  * device's lock is dropped meanwhile. False: the capture is over, or its user has left it. */

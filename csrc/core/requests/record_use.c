@@ -220,9 +220,9 @@ esper_status mark_present(core_t *core, esper_stream as, presented_t *p)
   return status;
 }
 
-/* Marks that last until the free. A mark inside a capture on memory from outside lasts until all
- * work is done that the devices had at the free, because the graph may be replayed on any
- * stream. */
+/* Marks that last until the free, where those on memory of the same capture get their point
+ * (malloc_owe_inside). On memory from outside a mark in a capture lasts until all work is done that
+ * the devices had at the free, because the graph may be replayed on any stream. */
 static esper_status mark_until_free(core_t *core, const void *const *ptrs, size_t count,
                                     presented_t p, size_t *found)
 {

@@ -157,6 +157,19 @@ esper_status request_fail(const request_t *q)
       last_failure.reserved);
 }
 
+esper_status request_refuse_asleep(const device_t *device, tag_t tag)
+{
+  if (tag == TAG_NONE)
+    return error_set(ESPER_ASLEEP,
+                     "memory without a tag sleeps on device %d, so none is handed out: wake it "
+                     "first, or allocate under a tag that is awake",
+                     device->index);
+  return error_set(ESPER_ASLEEP,
+                   "memory tagged '%s' sleeps on device %d, so none is handed out: wake it first, "
+                   "or allocate under another tag",
+                   tag_name(tag), device->index);
+}
+
 /* The error is set already. */
 esper_status request_reject(const request_t *q)
 {

@@ -44,6 +44,8 @@ block_t *request_take_ready(const request_t *q);
 
 /* Counts and traces that the device is out of memory, and sets the error. */
 esper_status request_fail(const request_t *q);
+/* Sets the error for a tag that sleeps. */
+esper_status request_refuse_asleep(const device_t *device, tag_t tag);
 /* Counts that the request was rejected before the device was asked. */
 esper_status request_reject(const request_t *q);
 

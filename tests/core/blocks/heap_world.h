@@ -30,7 +30,8 @@ static inline stream_t *stream_of(esper_stream stream)
 /* Its heap of the default pool. */
 static inline heap_t *heap_of(esper_stream stream)
 {
-  return pool_heap(w.core->devices[stream.device].default_pool, stream_of(stream), 0, TAG_NONE);
+  return pool_find_or_make_heap(w.core->devices[stream.device].default_pool, stream_of(stream), 0,
+                                TAG_NONE);
 }
 
 /* Blocks in its cache; -1: it is not open. */

@@ -23,7 +23,8 @@ static void begin(void)
   for (int i = 0; i < 2; i++)
     q[i] = world_malloc(&w, SIZE, s);
   device_t *device = &w.core->devices[0];
-  cache = &pool_heap(device->default_pool, stream_immortal(w.core, device, r.handle), 0, TAG_NONE)
+  cache = &pool_find_or_make_heap(device->default_pool, stream_immortal(w.core, device, r.handle),
+                                  0, TAG_NONE)
                ->cache;
   for (int i = 0; i < 2; i++)
     world_free(&w, q[i]);
@@ -113,7 +114,7 @@ SCENE(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
   stream_t *stream = stream_immortal(w.core, device, r.handle);
   esper_pool *pool = world_pool(&w, 0, 7, 0);
   lock(&device->lock);
-  heap_t *heap = pool_heap(pool, stream, 0, TAG_NONE);
+  heap_t *heap = pool_find_or_make_heap(pool, stream, 0, TAG_NONE);
   unlock(&device->lock);
   cache = &heap->cache;
   CHECK(!pthread_create(&thread, NULL, try_latch, &over));
@@ -121,7 +122,7 @@ SCENE(the_latch_of_a_heap_stays_closed_while_it_becomes_another)
     lock(&device->lock);
     heap->borrowed = 1;
     pool_destroy_heap(heap);
-    CHECK(pool_heap(pool, stream, 0, TAG_NONE) == heap && !heap->borrowed);
+    CHECK(pool_find_or_make_heap(pool, stream, 0, TAG_NONE) == heap && !heap->borrowed);
     unlock(&device->lock);
   }
   atomic_store(&over, true);
