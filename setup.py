@@ -137,7 +137,7 @@ def torch_extension(
         name,
         files,
         depends=depends,
-        extra_compile_args=[*common_flags(), *system, "-iquote", "."],  # see folders_as_files()
+        extra_compile_args=[*common_flags(), *system, "-iquote", "."],  # see as_one_file()
         extra_link_args=link_flags(),
         library_dirs=build.library_dirs,
         libraries=["c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python"],
@@ -329,7 +329,7 @@ class BuildExtensions(build_ext):
     def build_extension(self, extension: Extension) -> None:
         if extension.name == "esper_alloc._torch":
             extension.depends += extension.sources
-            extension.sources = self.folders_as_files(extension.sources)
+            extension.sources = self.as_one_file(extension.sources)
         if extension.name == "esper_alloc._kernels":
             try:
                 extension.extra_objects = self.compile_kernels(extension.depends)
@@ -345,19 +345,15 @@ class BuildExtensions(build_ext):
                 return
         build_ext.build_extension(self, extension)
 
-    def folders_as_files(self, files: list[str]) -> list[str]:
-        """A file for each folder, which includes those in it: most of the time of compiling
-        goes to torch's headers, and so each is read once a folder."""
-        together = Path(self.build_temp) / "folders"
-        together.mkdir(parents=True, exist_ok=True)
-        lines: dict[Path, str] = {}
-        for file in files:
-            target = together / f"{Path(file).parent.name}.cpp"
-            lines[target] = lines.get(target, "") + f'#include "{file}"\n'
-        for target, text in lines.items():
-            if not target.is_file() or target.read_text(encoding="utf-8") != text:
-                target.write_text(text, encoding="utf-8")  # else nothing is compiled again
-        return [str(target) for target in lines]
+    def as_one_file(self, files: list[str]) -> list[str]:
+        """A file that includes all of these: torch's headers take most of the time of compiling,
+        so they are read once."""
+        target = Path(self.build_temp) / "shim.cpp"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(f'#include "{file}"\n' for file in files)
+        if not target.is_file() or target.read_text(encoding="utf-8") != text:
+            target.write_text(text, encoding="utf-8")  # else nothing is compiled again
+        return [str(target)]
 
     def compile_kernels(self, depends: list[str]) -> list[str]:
         """Object files of csrc/kernels/*.cu, those that are up to date left alone: they do not

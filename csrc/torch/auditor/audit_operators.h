@@ -3,7 +3,7 @@
 
 #include <c10/util/SmallVector.h>
 
-#include "../automatic/observer.h"
+#include "../automatic/operator_memory.h"
 #include "audit_engine.h"
 #include "operations.h"
 

@@ -14,13 +14,11 @@
 #include "audit_operators.h"
 #include "audit_order.h"
 
-namespace esper
+namespace esper::auditing
 {
 
 namespace
 {
-
-using namespace auditing;
 
 uint64_t number_of(PyObject *object)
 {
@@ -257,7 +255,7 @@ PyObject *audit_graph_gone(PyObject * /*module*/, PyObject *graph)
 
 PyObject *audit_leave_to_pytorch(PyObject * /*module*/, PyObject *on)
 {
-  auditing::leave_to_pytorch(on == Py_True);
+  leave_to_pytorch(on == Py_True);
   Py_RETURN_NONE;
 }
 
@@ -275,4 +273,4 @@ PyObject *audit_launch(PyObject * /*module*/, PyObject *values)
   END_HANDLE_TH_ERRORS
 }
 
-} // namespace esper
+} // namespace esper::auditing

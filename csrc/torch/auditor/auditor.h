@@ -1,9 +1,9 @@
 // The auditor's observation: tells the happens-before engine (csrc/audit/audit.h) what a program
 // does, whichever allocator it uses, and hands its findings to Python.
 //
-// Accesses are the tensors of operators (observer.h, operations.h); events, waits, synchronisation,
-// allocations and frees come from PyTorch's tracer (gpu_trace.h), marks from mark_watch.h and from
-// the operator record_stream. CUDA graphs and queries are told by
+// Accesses are the tensors of operators (operator_memory.h, operations.h); events, waits,
+// synchronisation, allocations and frees come from PyTorch's tracer (gpu_trace.h), marks from
+// mark_watch.h and from the operator record_stream. CUDA graphs and queries are told by
 // esper_alloc/auditor/observation.py.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 #include "../../python/audit_capi.h"
 
-namespace esper
+namespace esper::auditing
 {
 
 // Called once, when the Python module is imported.
@@ -61,4 +61,4 @@ PyObject *audit_leave_to_pytorch(PyObject *module, PyObject *on);
 // nested to any depth.
 PyObject *audit_launch(PyObject *module, PyObject *values);
 
-} // namespace esper
+} // namespace esper::auditing

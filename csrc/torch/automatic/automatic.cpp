@@ -11,7 +11,7 @@
 #include "../base/core_api.h"
 #include "../base/python_objects.h"
 #include "../base/stream.h"
-#include "observer.h"
+#include "operator_memory.h"
 
 namespace esper
 {

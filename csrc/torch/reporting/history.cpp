@@ -204,7 +204,7 @@ void keep_and_tell(Trace &trace, bool recording, const Trackers *trackers, const
     std::lock_guard<std::mutex> lock(trace.mutex);
     keep_entry(trace, entry);
   }
-  tell(trackers, entry);
+  tell_trackers(trackers, entry);
 }
 
 // Called by the core, which is C, under its device's lock.
@@ -232,7 +232,7 @@ void watch(void * /*context*/, const esper_trace_entry *from) noexcept
       keep_entry(*trace, entry);
     }
     lock.unlock(); // the core's lock keeps the order
-    tell(trackers, entry);
+    tell_trackers(trackers, entry);
   } catch (...) {
     // No host memory, or a tracker threw: the allocator continues.
   }

@@ -35,7 +35,8 @@ inline void attach_tracker(c10::CachingDeviceAllocator::AllocatorTraceTracker tr
   detail::trackers.store(after, std::memory_order_release);
 }
 
-inline void tell(const Trackers *trackers, const c10::CachingDeviceAllocator::TraceEntry &entry)
+inline void tell_trackers(const Trackers *trackers,
+                          const c10::CachingDeviceAllocator::TraceEntry &entry)
 {
   if (trackers != nullptr) {
     for (const auto &tracker : *trackers) {

@@ -50,7 +50,7 @@ Memory memory_of(at::TensorList tensors)
   return memory;
 }
 
-void record_use(at::TensorList tensors, int64_t stream, int64_t device, bool until_free)
+void record_use_operator(at::TensorList tensors, int64_t stream, int64_t device, bool until_free)
 {
   const Memory memory = memory_of(tensors);
   if (memory.empty()) {
@@ -130,7 +130,7 @@ TORCH_LIBRARY(esper_alloc, m)
 
 TORCH_LIBRARY_IMPL(esper_alloc, CompositeExplicitAutograd, m)
 {
-  m.impl("record_use", esper::record_use);
+  m.impl("record_use", esper::record_use_operator);
   m.impl("record_use.again", esper::nothing<int64_t, int64_t, int64_t>);
   m.impl("order", esper::order);
   m.impl("order.pinned", esper::order);

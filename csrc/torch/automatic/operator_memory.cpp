@@ -1,4 +1,4 @@
-#include "observer.h"
+#include "operator_memory.h"
 
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
