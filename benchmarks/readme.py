@@ -90,7 +90,10 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def few_rows() -> str:
-    lines = ["| measured | esper_alloc | PyTorch | its figure | ratio |", "|---|---|---|---|---|"]
+    lines = [
+        "| measured | esper_alloc | PyTorch | PyTorch's figure | ratio |",
+        "|---|---|---|---|---|",
+    ]
     gpus = set()
     for topic, name, peer, label, beside in FEW:
         row = needed(topic, name, peer)
@@ -99,7 +102,7 @@ def few_rows() -> str:
             f"| [{label}](benchmarks/results/{topic}.json) | {figure(row['ours'])} {row['unit']} "
             f"| {beside} | {figure(row['peer'])} {row['unit']} | {ratio(row)} |"
         )
-    lines += ["", f"Medians on {', '.join(sorted(gpus))}. Both sides took turns in one command."]
+    lines += ["", f"Medians on {', '.join(sorted(gpus))}. Both sides alternated."]
     return "\n".join(lines)
 
 

@@ -78,14 +78,13 @@ typedef struct esper_sleep_result {
  *   - malloc under the tags fails with ESPER_ASLEEP.
  *   - esper_free works. Pages that one freed block fills do not wake.
  *   - Memory that was already asleep stays as it is, and what is still awake goes.
- * The call first waits, by an event, for all work on the devices. What cannot go stays as it was,
- * and is counted in *result (may be NULL). Memory that a captured graph may use keeps all its
+ * The call first waits, without a limit, for all work on the devices. What cannot go stays as it
+ * was, and is counted in *result (may be NULL). Memory that a captured graph may use keeps all its
  * bytes, live or not. ESPER_INVALID: a name is NULL, or no thread has ever pushed a tag of that
- * name. ESPER_CAPTURING, ESPER_NOT_READY: a capture, or work that may wait for other work, is going
- * on. ESPER_HOST_MEMORY: there is no host memory for the contents. After these errors nothing more
- * sleeps than before on any device, and no contents are lost; memory that was free may have gone
- * back. ESPER_DEVICE_ERROR: a driver did not copy memory, or did not take it back. That device has
- * failed, and its memory does not wake. */
+ * name. ESPER_CAPTURING: a capture is going on. ESPER_HOST_MEMORY: there is no host memory for the
+ * contents. After these errors nothing more sleeps than before on any device, and no contents are
+ * lost; memory that was free may have gone back. ESPER_DEVICE_ERROR: a driver did not copy memory,
+ * or did not take it back. That device has failed, and its memory does not wake. */
 ESPER_API esper_status esper_sleep(esper_core *core, int device, const char *const *tags,
                                    size_t count, esper_keep keep, esper_sleep_result *result);
 

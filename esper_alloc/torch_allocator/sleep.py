@@ -125,11 +125,11 @@ def sleep(
             such CUDA device.
         TypeError: `tags` is neither a string nor an iterable of strings, or `device` is neither
             index, name nor torch.device.
-        RuntimeError: PyTorch does not run on esper_alloc; a capture is going on, or work that may
-            wait for other work is not finished; or there is not enough host memory; or a process
-            group has no communicator that can be suspended, which takes PyTorch 2.12 with NCCL
-            2.29.7. After an error nothing more sleeps than before, on any device, and no contents
-            are lost; but memory sleeps where it is NCCL that fails to suspend.
+        RuntimeError: PyTorch does not run on esper_alloc; a capture is going on; there is not
+            enough host memory; or a process group has no communicator that can be suspended, which
+            takes PyTorch 2.12 with NCCL 2.29.7. After an error nothing more sleeps than before, on
+            any device, and no contents are lost; but memory sleeps where it is NCCL that fails to
+            suspend.
 
     Example::
 

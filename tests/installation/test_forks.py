@@ -32,6 +32,8 @@ sys.meta_path.insert(0, Slow())
 
 def run(program: str, folder: Path) -> str:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "ESPER_ALLOC": ""}
+    # Python 3.12 and newer warn of a fork beside other threads.
+    env["PYTHONWARNINGS"] = "ignore::DeprecationWarning"
     done = python("-c", BEGIN + textwrap.dedent(program), env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

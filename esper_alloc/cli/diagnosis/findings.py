@@ -216,7 +216,7 @@ def environment_findings(facts: Facts) -> list[Finding]:
                     f"remove backend:cudaMallocAsync from {name}",
                 )
             )
-    if environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+    if environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1":
         findings.append(
             note(
                 "PYTORCH_NO_CUDA_MEMORY_CACHING is set: memory comes straight from CUDA, "
