@@ -65,6 +65,13 @@ WITHOUT_THE_PYTORCH_PART = (
     "record_stream; enable(), run, sleep() and the auditor do not work"
 )
 
+#: The shim's folders, from the lowest layer to the highest. In this order a call to a higher one
+#: does not compile, unless its header is included, which tests/test_layers.py forbids.
+SHIM_FOLDERS = (
+    "base", "automatic", "ipc", "start", "debugging", "reporting", "memory", "uses", "auditor",
+    "allocator",
+)  # fmt: skip
+
 # What C and C++ users compile against, as esper_alloc.get_include() serves it.
 PUBLIC_HEADERS = (
     "esper_alloc.h",
@@ -146,7 +153,9 @@ def torch_extension(
 
 
 def shim_extension(build: torch_build.TorchBuild) -> Extension:
-    files, depends = sources("torch/*/*.cpp", "python/*.cpp"), sources("*.h", "torch/*/*.h")
+    files = [file for folder in SHIM_FOLDERS for file in sources(f"torch/{folder}/*.cpp")]
+    files += sources("python/*.cpp")
+    depends = sources("*.h", "torch/*/*.h")
     depends += ["csrc/audit/audit.h", "csrc/python/audit_capi.h", "csrc/python/capi.h"]
     return torch_extension(build, "esper_alloc._torch", files, depends)
 
@@ -318,6 +327,7 @@ class BuildExtensions(build_ext):
             self.extensions[0].define_macros.append(("ESPER_VERSION", f'"{version}"'))
             build_ext.build_extensions(self)
             self.extensions = [e for e in everything if e.name != "esper_alloc._core"]
+            self.parallel = parallel_jobs() > 1  # each of them is one file
             if self.extensions:
                 self.build_torch_extensions()
         finally:
@@ -327,9 +337,9 @@ class BuildExtensions(build_ext):
         build_ext.build_extensions(self)
 
     def build_extension(self, extension: Extension) -> None:
-        if extension.name == "esper_alloc._torch":
+        if extension.name != "esper_alloc._core":
             extension.depends += extension.sources
-            extension.sources = self.as_one_file(extension.sources)
+            extension.sources = self.as_one_file(extension.name, extension.sources)
         if extension.name == "esper_alloc._kernels":
             try:
                 extension.extra_objects = self.compile_kernels(extension.depends)
@@ -345,12 +355,12 @@ class BuildExtensions(build_ext):
                 return
         build_ext.build_extension(self, extension)
 
-    def as_one_file(self, files: list[str]) -> list[str]:
+    def as_one_file(self, name: str, files: list[str]) -> list[str]:
         """A file that includes all of these: torch's headers take most of the time of compiling,
         so they are read once."""
-        target = Path(self.build_temp) / "shim.cpp"
+        target = Path(self.build_temp) / f"{name}.cpp"
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(f'#include "{file}"\n' for file in files)
+        text = "#include <Python.h>\n" + "".join(f'#include "{file}"\n' for file in files)
         if not target.is_file() or target.read_text(encoding="utf-8") != text:
             target.write_text(text, encoding="utf-8")  # else nothing is compiled again
         return [str(target)]

@@ -11,8 +11,8 @@ beside them defines.
 The calls of C files are read from the symbols of compiled objects, so this needs a C
 compiler and ``nm``. The C++ files include PyTorch's headers, and compiling each of them takes
 minutes. So their includes are checked, a header counting as one with its source: who calls a
-function includes its header, because no source declares one. test_style.py's clang-tidy reads
-each source alone, and so finds an include that is missing.
+function includes its header, because no source declares one, and setup.py compiles the lower
+folders first.
 """
 
 import os
@@ -264,6 +264,11 @@ def test_no_files_call_each_other_in_a_circle(all_calls: Edges) -> None:
 
 def test_no_files_include_each_other_in_a_circle() -> None:
     assert circle(includes(ROOT / "csrc")) == []
+
+
+def test_the_lower_folders_of_the_shim_are_compiled_first() -> None:
+    [said] = re.findall(r"^SHIM_FOLDERS = \((.*?)\)", (ROOT / "setup.py").read_text(), re.M | re.S)
+    assert tuple(re.findall(r"\w+", said)) == TORCH
 
 
 def test_no_files_of_the_shim_include_each_others_headers_in_a_circle() -> None:

@@ -16,6 +16,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 C_ENDINGS = (".c", ".h", ".cpp", ".cu", ".cuh")
 JOBS = 2
+#: The shim swallows some exceptions, because C or a destructor is the caller. It does not need some
+#: results of release(), because the core has the pointer already.
+IN_CPP = "-bugprone-empty-catch,-bugprone-unused-return-value"
 
 
 def pinned(name: str) -> str:
@@ -86,7 +89,9 @@ def tidied(files: Sequence[str], *flags: str) -> str:
     tidy = tool("clang-tidy")
 
     def findings(file: str) -> str:
-        command = [tidy, "--quiet", file, "--", *flags, "-Icsrc"]
+        command = [tidy, "--quiet", "--config-file=.clang-tidy", file]
+        command += [f"--checks={IN_CPP}"] if file.endswith(".cpp") else []
+        command += ["--", *flags, "-Icsrc"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=3600)
         return done.stdout + done.stderr if done.returncode else ""
 
@@ -104,13 +109,30 @@ def test_c_has_no_findings() -> None:
     assert tidied(files, "-std=c11", "-D_GNU_SOURCE", '-DESPER_VERSION=""', PYTHON_HEADERS) == ""
 
 
+def with_whole_paths(file: str) -> str:
+    """The text of a source, which may now stand anywhere."""
+
+    def whole(found: re.Match[str]) -> str:
+        return f'#include "{(ROOT / file).parent / found[1]}"'
+
+    return re.sub(r'^#include "([^"]+)"', whole, (ROOT / file).read_text(), flags=re.M)
+
+
 @pytest.mark.slow
-def test_cpp_has_no_findings() -> None:
+def test_cpp_has_no_findings(tmp_path: Path) -> None:
+    """Of all files that setup.py compiles as one: most of the time goes to torch's headers. Not
+    included, because the analyzer passes over what is."""
     from torch.utils.cpp_extension import include_paths
 
-    files = sources((".cpp",), "csrc")
+    shim, kernels = tmp_path / "shim.cpp", tmp_path / "kernels.cpp"
+    for path in (shim, kernels):
+        path.write_text("#include <Python.h>\n")
+    for file in sources((".cpp",), "csrc"):
+        with (kernels if file.startswith("csrc/kernels/") else shim).open("a") as together:
+            together.write(f"// {file}\n{with_whole_paths(file)}")
     folders = [f"-isystem{folder}" for folder in include_paths("cuda")]
-    assert tidied(files, "-std=c++20", *folders, PYTHON_HEADERS) == ""
+    flags = ("-std=c++20", *folders, PYTHON_HEADERS)
+    assert tidied([str(shim), str(kernels)], *flags) == ""
 
 
 @pytest.mark.slow

@@ -117,8 +117,8 @@ void remember(const esper_normalizer_state &state, int64_t column, const Remembe
 }
 
 template <typename T>
-void apply(const esper_normalizer_state &state, const esper_normalizer_batch &batch,
-           const esper_normalizer_rule &rule, void *out)
+void apply_on_cpu(const esper_normalizer_state &state, const esper_normalizer_batch &batch,
+                  const esper_normalizer_rule &rule, void *out)
 {
   using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
   std::vector<Scaler<A>> scalers(static_cast<size_t>(state.features));
@@ -166,7 +166,7 @@ void normalizer_update_cpu(const esper_normalizer_state &state, const esper_norm
     }
     *state.count += all.rows;
     if (out != nullptr) {
-      apply<T>(state, batch, rule, out);
+      apply_on_cpu<T>(state, batch, rule, out);
     }
   });
 }
@@ -177,7 +177,8 @@ void normalizer_apply_cpu(const esper_normalizer_state &state, const esper_norma
   if (batch.rows == 0 || state.features == 0) {
     return;
   }
-  with_type(batch.type, [&](auto of_type) { apply<decltype(of_type)>(state, batch, rule, out); });
+  with_type(batch.type,
+            [&](auto of_type) { apply_on_cpu<decltype(of_type)>(state, batch, rule, out); });
 }
 
 } // namespace esper
