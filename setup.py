@@ -388,7 +388,7 @@ class BuildExtensions(build_ext):
                 made_by.write_text(how, encoding="utf-8")
             return str(target)
 
-        with ThreadPoolExecutor(parallel_jobs()) as pool:
+        with ThreadPoolExecutor(max(parallel_jobs() - 1, 1)) as pool:  # beside the shim
             return list(pool.map(compile_one, files))
 
 

@@ -4,7 +4,7 @@
     python benchmarks/take.py DIR            # what tools/gpu --results DIR left, lanes and all
     python benchmarks/take.py FILE.json ...  # of the topic that the file is named after
 
-A row takes the place of the one with its name and peer; runs of which no row is left go.
+Rows take the place of all rows of their names; runs of which no row is left go.
 What was measured last wins. Nothing is taken where a run has no commit to be repeated
 from. `python benchmarks/readme.py` writes the README's figures then.
 """

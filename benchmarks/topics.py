@@ -757,7 +757,6 @@ EXPLAIN = Topic(
 
 VLLM_SLEEPS, BESIDE = "native, vLLM's sleep mode", ", engine in a process"
 AWAKE, VLLM = f"{OURS}, nobody sleeps", ("vllm",)
-WITH_SAVER = (*VLLM, SAVER)
 
 
 def colocated_part(name: str, which: str, how: dict[str, Any], *more: Case) -> Part:
@@ -768,13 +767,16 @@ def colocated_part(name: str, which: str, how: dict[str, Any], *more: Case) -> P
         ("a step", "s", "step_s"), ("sleep and wake of both", "s", "turns_s"),
         ("the first sleep and wake of both", "s", "first_turns_s"),
     ]  # fmt: skip
+    savers = {one.name: f"{title}trainer by {one.name.removeprefix(f'{VLLM_SLEEPS}, ')}: "
+              for one in more if SAVER in one.needs}  # fmt: skip
     return Part(name, "colocated.step", [
-        Case(ours, OURS, how, {"ESPER_ALLOC": "1"} if which else {}, needs=VLLM), *more,
-        Case(peer, NATIVE, how, needs=VLLM),
+        Case(ours, OURS, how, {"ESPER_ALLOC": "1"} if which else {}, needs=VLLM),
+        Case(peer, NATIVE, how, needs=VLLM), *more,
     ], [
-        *(row for one in more for row in (
-            beside(ours, one.name, *figures, title=title) if one.needs == WITH_SAVER
-            else [Row("a step", "s", "step_s", ours, one.name, 1.35)])),
+        *(row for case, of_case in savers.items()
+          for row in beside(ours, case, *figures[:2], title=of_case)),
+        *(Row("a step", "s", "step_s", ours, one.name, 1.35)
+          for one in more if one.name not in savers),
         *beside(ours, peer, *figures, *((f"of a step, {one}", "s", one) for one in PHASES),
                 title=title),
         own(ours, f"{title}sleep and wake of both, seconds", "s", "turns_s", 1.0, "ours",
@@ -791,8 +793,7 @@ COLOCATED = Topic(
                    Case(AWAKE, OURS, {"flags": ("--awake", "--share", "0.3")}, needs=VLLM)),
     # torch_memory_saver has the trainer alone: vLLM sleeps by its own mode only.
     colocated_part("process", BESIDE, BY_PROCESS, *(
-        Case(f"native, vLLM's sleep mode, {saver}", NATIVE, {**BY_PROCESS, "saver": how},
-             needs=WITH_SAVER)
+        Case(f"{VLLM_SLEEPS}, {saver}", NATIVE, {**BY_PROCESS, "saver": how}, needs=(*VLLM, SAVER))
         for saver, how in ((SAVER, "keeps host memory"), (SAVER_BY_DEFAULT, "by default")))),
     Part("cycles", "colocated.cycles",
          [Case(OURS, OURS, needs=VLLM), Case(VLLM_SLEEPS, NATIVE, needs=VLLM)], [

@@ -139,8 +139,9 @@ class Engine:
         self.llm.wake_up(tags=[what])
 
     def wake_all(self) -> None:
-        self.wake("weights")
-        self.wake("kv_cache")
+        if self.tagged:
+            esper_alloc.wake("engine")
+        self.llm.wake_up()
 
     def load(self, weights: Weights) -> None:
         if self.here:

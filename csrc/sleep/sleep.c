@@ -1,7 +1,7 @@
 /* sleep.c: putting the memory of tags to sleep.
  *
- * The order of a sleep: no more memory is handed out under the tags; the host waits, by an event,
- * for everything that was enqueued on every device; free pages go back to the driver; the other
+ * The order of a sleep: no more memory is handed out under the tags; the host waits for
+ * everything that was enqueued on every device; free pages go back to the driver; the other
  * pages are chosen and marked as asleep; host memory is obtained; then, batch by batch, what is
  * kept is copied to the host and the pages are unmapped, so that copies and driver calls overlap.
  * No device starts copying before all have come that far. Until then an error undoes everything,

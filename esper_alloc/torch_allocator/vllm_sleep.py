@@ -87,7 +87,6 @@ class SleepAllocator:
         """Wakes these tags (None: all), and those that vLLM does not wake one by one. What was
         dropped is full of zeros."""
         chosen = None if tags is None else names_of(tags)
-        _give_back()
         deferrable = getattr(
             importlib.import_module("vllm.device_allocator"), "DEFERRABLE_TAGS", self._tags
         )

@@ -218,7 +218,7 @@ def test_the_socket_is_the_users_own_and_goes_at_the_end(start: Start, place: Pa
     assert "cannot be watched: start it with" in top(program.pid).stderr
 
 
-@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("long", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_folder_of_others_is_not_used(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:
@@ -348,7 +348,9 @@ def test_several_programs_are_listed(start: Start, place: Path) -> None:
     assert "MiB" in listed[programs[0].pid] and listed[programs[0].pid].endswith("\\x1b[2Jtrain.py")
 
 
-@pytest.mark.parametrize("how", ["the program ends", "Ctrl-C", "silence"])
+@pytest.mark.parametrize(
+    "how", ["the program ends", "Ctrl-C", pytest.param("silence", marks=pytest.mark.slow)]
+)
 def test_watching_ends_with_the_program_or_at_ctrl_c(start: Start, how: str) -> None:
     """But not while the program only does not answer."""
     program = start("kept = large()")
