@@ -34,5 +34,5 @@ clean: ## remove all that was built, and the environment
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -f tests/core/Makefile ]; then $(MAKE) -s -C tests/core clean; fi
 
-RUN_TESTS = python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest -n auto --dist loadfile $(PYTEST_TIER) $(PYTEST_ARGS)
+RUN_TESTS = python=$$($(SETUP)) && PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_TIER) $(PYTEST_ARGS)
 SETUP = test -n '$(PYTHON)' && '$(PYTHON)' tools/environment.py

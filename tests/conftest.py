@@ -21,6 +21,10 @@ else:  # the machine may be slow, or busy
     settings.load_profile("patient")
 
 
+#: Files that take minutes. They come first, so that no process is left with one at the end.
+LONGEST = ("test_core", "test_build", "test_style", "test_benchmarks", "test_conformance_on_sim")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
@@ -34,6 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 @pytest.hookimpl(optionalhook=True)

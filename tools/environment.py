@@ -34,7 +34,7 @@ TORCH = "torch==2.11.0"  # the one to install; PyPI's Linux wheels are for CUDA
 NEEDED = {
     "setuptools": "setuptools>=77,<82",
     "pytest": "pytest>=8",
-    "xdist": "pytest-xdist>=3.6",
+    "xdist": "pytest-xdist>=3.7",
     "hypothesis": "hypothesis>=6",
     "numpy": "numpy",
 }
