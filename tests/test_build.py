@@ -580,8 +580,8 @@ def environment_with(requirement: str, folder: Path) -> Path:
     """The Python of a new environment with a torch, and what building needs."""
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", "--no-compile",
-        "--disable-pip-version-check", requirement, "setuptools>=77", "numpy", "pytest")  # fmt: skip
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        requirement, "setuptools>=77", "numpy", "pytest")  # fmt: skip
     return python
 
 

@@ -139,8 +139,7 @@ def make_environment(folders: list[str], place: Path = ENVIRONMENT) -> str:
 def install(python: str, what: list[str], instead: str) -> None:
     """`instead` says in what case there would have been nothing to install."""
     say("installing " + ", ".join(what))
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-compile", *what]  # few of torch's modules are ever imported
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what]
     done = subprocess.run(command, stdout=sys.stderr, cwd="/")
     if done.returncode != 0:
         fail(
