@@ -12,9 +12,9 @@ typedef enum pages_from {
 } pages_from_t;
 
 /* Stores a block of at least `size` bytes, claimed by the caller, which owes the heap's stream
- * nothing. ESPER_OUT_OF_MEMORY:
- * the driver has no more, or the memory fraction allows no more. ESPER_REJECTED: see
- * segment_check_limits. Under the growth lock, unless the pool has an allocator of its own. */
+ * nothing. ESPER_OUT_OF_MEMORY: the driver has no more, or the memory fraction allows no more.
+ * ESPER_REJECTED: see segment_check_limits. Under the growth lock, unless the pool has an allocator
+ * of its own. */
 esper_status grow(heap_t *heap, size_t size, bool large, pages_from_t from, block_t **block);
 
 /* How much the device may have to provide for that. */

@@ -1,5 +1,5 @@
 /* malloc.c: malloc. Functions stand before their callers: begin with malloc_block, at the end. A
- * request_t (request.h) is one malloc on its way through the steps; its fields stay as they are.
+ * request_t (request.h) is one malloc on its way through the steps.
  *
  * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
  * that has nothing, or a filter may route the request, malloc_block does step 1. The others follow
