@@ -125,7 +125,7 @@ def llama(how: How) -> Engine:
     lighten(model.layers, how)
     ddp = how.engine.startswith("ddp")
     if ddp:
-        ids = [how.rank] if how.cuda else None
+        ids = [torch.cuda.current_device()] if how.cuda else None
         model = DistributedDataParallel(
             model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
         )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import OURS, workers
-from measuring import choose_allocator, machine, memory_figures
+from measuring import choose_allocator, machine, memory_figures, shares_a_gpu, use_gpu_of_rank
 from topics import ENGINE_NAMES
 from turns import end_with
 
@@ -114,7 +114,7 @@ def measure(
     rank, cuda = int(os.environ["LOCAL_RANK"]), device == "cuda"
     if cuda:
         choose_allocator(allocator)  # before anything touches the GPU
-        torch.cuda.set_device(rank)
+        use_gpu_of_rank()
     patience = timedelta(seconds=PATIENCE_S * (1 if cuda else CPU_IS_BUSY))
     dist.init_process_group("nccl" if cuda else "gloo", timeout=patience)
     # Not warn_only: then the backward of flash attention would not repeat.
@@ -124,7 +124,8 @@ def measure(
     # cuDNN's attention does not repeat.
     torch.backends.cuda.enable_cudnn_sdp(False)
     about = machine() if cuda else {"gpu": "none"}
-    about["gpu"] = f"{ranks} x {about['gpu']}"
+    of = "ranks on one" if shares_a_gpu() else "x"
+    about["gpu"] = f"{ranks} {of} {about['gpu']}"
     for name in os.environ[LEFT].split(","):
         how = How(name, rank, ranks, device, small or not cuda, bare, activations,
                   Path(os.environ[FOLDER], name))  # fmt: skip
@@ -160,7 +161,7 @@ def train(
             return 0.0
         import esper_alloc
 
-        return esper_alloc.memory_stats(how.rank)["held_back_seconds"]
+        return esper_alloc.memory_stats()["held_back_seconds"]
 
     def schedule() -> Iterator[int]:
         """Random lengths until time is over, of which all ranks hear every five steps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import subprocess
 import sys
 import time
@@ -42,6 +43,24 @@ def use_allocator(name: str) -> None:
         expected = ASYNC if name == ASYNC else NATIVE
         if backend != expected:
             raise RuntimeError(f"asked for {name}, but torch runs on {backend!r}")
+
+
+def shares_a_gpu() -> bool:
+    """Whether all ranks use one GPU: ESPER_ONE_GPU=1. NCCL, which refuses a second rank of a host on
+    a GPU, then takes each for a host of its own, and messages go by sockets: good for outputs and
+    memory, and not for times."""
+    return os.environ.get("ESPER_ONE_GPU") == "1"
+
+
+def use_gpu_of_rank() -> None:
+    """The GPU of a process that torchrun started: its own, or the first one for all."""
+    import torch
+
+    if shares_a_gpu():
+        os.environ.update(
+            NCCL_HOSTID=os.environ["RANK"], NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1", LOCAL_RANK="0"
+        )  # fmt: skip
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def memory_figures() -> dict[str, float]:

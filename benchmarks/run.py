@@ -42,7 +42,7 @@ from common import (
     installed,
     workers,
 )  # fmt: skip
-from measuring import ENVIRONMENTS
+from measuring import ENVIRONMENTS, shares_a_gpu
 from topics import TOPICS
 from turns import CORES, in_children, take_turns, turns
 
@@ -196,6 +196,7 @@ def parts_here(
     """The parts that are measured, and why nothing can be."""
     chosen = [part for part in topic.parts if part.name in named or (not named and part.by_default)]
     needed = max(settings.get("ranks", part.gpus) for part in chosen)
+    needed = min(needed, 1) if shares_a_gpu() else needed
     needed = 0 if settings.get("device") == "cpu" else needed
     why = workers.gpu_missing() if needed else None
     if needed > 1 and not why:

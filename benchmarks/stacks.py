@@ -200,13 +200,16 @@ def told(findings: Sequence[Any]) -> list[str]:
     ]
 
 
-def about(device: str) -> dict[str, Any]:
+def about(device: str, ranks: int) -> dict[str, Any]:
     """The machine, for the result file, with the versions of libraries."""
     import torch
-    from measuring import machine
+    from measuring import machine, shares_a_gpu
 
     none = {"gpu": "none", "driver": "none", "torch": torch.__version__}
-    return {**(machine() if device == "cuda" else none), "libraries": versions()}
+    found = machine() if device == "cuda" else none
+    if ranks > 1 and shares_a_gpu():
+        found["gpu"] = f"{ranks} ranks on one {found['gpu']}"
+    return {**found, "libraries": versions()}
 
 
 def main() -> None:
@@ -250,19 +253,18 @@ def measure(
         launch = "-m torch.distributed.run --standalone --nproc-per-node".split()
         launch.append(str(PROGRAMS[program].ranks))
         os.execv(sys.executable, [sys.executable, *launch, *sys.argv])
-    import torch
-    from measuring import memory_figures, use_allocator
+    from measuring import memory_figures, use_allocator, use_gpu_of_rank
 
     on_gpu = device == "cuda"
     context: Any = contextlib.nullcontext()
     if on_gpu:
         use_allocator(allocator)
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        use_gpu_of_rank()
     if audited and on_gpu:
         import esper_alloc
 
         context = esper_alloc.audit()
-    figures: dict[str, Any] = {"machine": about(device), "failed": 0}
+    figures: dict[str, Any] = {"machine": about(device, PROGRAMS[program].ranks), "failed": 0}
     report = None
     try:
         with context as report:

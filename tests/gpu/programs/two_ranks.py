@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 RANKS = int(os.environ.get("ESPER_RANKS", "2"))
+ONE_GPU = os.environ.get("ESPER_ONE_GPU") == "1"  # for all ranks
 LIMIT = 200.0  # seconds until a rank is taken to hang
 LOST_S = 10.0  # after which a process group takes a rank for lost
 ALONE_LIMIT = 10.0  # seconds that a rank may go on after the other has failed
@@ -123,10 +124,10 @@ def tensor_parallel(rank: int, how: str) -> Found:
     )
 
     mesh = init_device_mesh("cuda", (RANKS,))
-    backend = dist.group.WORLD._get_backend(torch.device("cuda", rank))
+    backend = dist.group.WORLD._get_backend(torch.device("cuda", torch.cuda.current_device()))
     pool = None
     if how == "pool":
-        own = backend.supports_tensor_alloc(torch.device("cuda", rank))
+        own = backend.supports_tensor_alloc(torch.device("cuda", torch.cuda.current_device()))
         pool = torch.cuda.MemPool(backend.mem_allocator) if own else torch.cuda.MemPool()
     model = blocks(4)
     for block in model:
@@ -163,7 +164,7 @@ def symmetric_memory(rank: int) -> Found:
     import torch.distributed._symmetric_memory as symmetric
 
     group = dist.group.WORLD.group_name
-    gpu = torch.device("cuda", rank)
+    gpu = torch.device("cuda", torch.cuda.current_device())
     wrong = 0
     multicast = False
 
@@ -315,13 +316,13 @@ def fused_all_gather_matmul(rank: int) -> Found:
     torch.utils.deterministic.fill_uninitialized_memory = False
     seconds, rows, inner, columns = 20.0, 4096, 1024, 1024
     group = dist.group.WORLD.group_name
-    gpu = torch.device("cuda", rank)
+    gpu = torch.device("cuda", torch.cuda.current_device())
     main = torch.cuda.current_stream()
     (reader,) = other_streams(1)
     right = torch.ones(inner, columns, dtype=torch.bfloat16, device=gpu)
     wrong = torch.zeros(2, dtype=torch.int64, device=gpu)
     go_on = torch.ones(1, device=gpu)
-    held_back = HeldBack(rank)
+    held_back = HeldBack(torch.cuda.current_device())
     turns = 0
     while turns % 10 or float(go_on) > 0:
         turns += 1
@@ -374,7 +375,7 @@ def exchanges(rank: int) -> Found:
         elif sender == other:
             dist.recv(go_on, sender, group=groups[sender])
     torch.cuda.synchronize()
-    held_back = HeldBack(rank)
+    held_back = HeldBack(torch.cuda.current_device())
     turns = 0
     while turns % 10 or float(go_on) > 0:
         turns += 1
@@ -457,13 +458,16 @@ def rank_main(rank: int, store: str, name: str, allocator: str, arguments: list[
         import esper_alloc
 
         esper_alloc.enable()
-    torch.cuda.set_device(rank)
+    gpu = 0 if ONE_GPU else rank
+    if ONE_GPU:  # NCCL refuses a second rank of one host there
+        os.environ.update(NCCL_HOSTID=str(rank), NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+    torch.cuda.set_device(gpu)
     dist.init_process_group(
         "nccl",
         init_method=f"file://{store}",
         rank=rank,
         world_size=RANKS,
-        device_id=torch.device("cuda", rank),
+        device_id=torch.device("cuda", gpu),
         timeout=timedelta(seconds=LIMIT),
     )
     calibrate()
@@ -480,7 +484,7 @@ def conduct(name: str, allocator: str, arguments: list[str]) -> None:
     """Starts the ranks, ends them when they take too long, and prints what they found."""
     import torch
 
-    if torch.cuda.device_count() < RANKS:
+    if torch.cuda.device_count() < (1 if ONE_GPU else RANKS):
         raise SystemExit(f"needs {RANKS} GPUs")
     environment = {
         **os.environ,
