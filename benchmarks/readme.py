@@ -98,10 +98,12 @@ def few_rows() -> str:
     for topic, name, peer, label, beside in FEW:
         row = needed(topic, name, peer)
         gpus.add(row["run"]["gpu"].replace("NVIDIA ", ""))
-        lines.append(
-            f"| [{label}](benchmarks/results/{topic}.json) | {figure(row['ours'])} {row['unit']} "
-            f"| {beside} | {figure(row['peer'])} {row['unit']} | {ratio(row)} |"
-        )
+        ours, theirs = (f"{figure(row[side])} {row['unit']}" for side in ("ours", "peer"))
+        if row["unit"] == "runs":  # that fail
+            ours, theirs = ("fails" if row[side] else "runs" for side in ("ours", "peer"))
+        shown = f"[{label}](benchmarks/results/{topic}.json)"
+        ratio_of = "" if row["unit"] == "runs" else ratio(row)
+        lines.append(f"| {shown} | {ours} | {beside} | {theirs} | {ratio_of} |")
     lines += ["", f"Medians on {', '.join(sorted(gpus))}. Both sides alternated."]
     return "\n".join(lines)
 
