@@ -140,14 +140,17 @@ class Run:
             raise RuntimeError(f"the program made {len(self.outputs)} steps")
         return {"step_ms": took / timed, "outputs": [text_of(one) for one in self.outputs]}
 
-    def llama(self, width: int, layers: int, **more: Any) -> Any:
-        """Hugging Face's, on the host. Its attention is plain, so that backward repeats."""
+    def llama(self, width: int, layers: int, on: str = "cpu", **more: Any) -> Any:
+        """Hugging Face's. Its attention is plain, so that backward repeats."""
+        import torch
+
         LlamaConfig, LlamaForCausalLM = llama_classes()
         usual = {"vocab_size": self.size(4096, 64), "attn_implementation": "eager"}
         width, layers = self.size(width, 32), self.size(layers, 2)
         shape = {"hidden_size": width, "intermediate_size": 3 * width,
             "num_hidden_layers": layers, "num_attention_heads": max(width // 64, 2)}  # fmt: skip
-        return LlamaForCausalLM(LlamaConfig(**{**usual, **shape, **more}))
+        with torch.device(on):
+            return LlamaForCausalLM(LlamaConfig(**{**usual, **shape, **more}))
 
     def process_group(self) -> None:
         """This process alone, where torchrun did not start it."""

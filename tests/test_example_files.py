@@ -149,3 +149,16 @@ def test_a_trainer_and_an_engine_take_turns(awake: bool, monkeypatch: pytest.Mon
     assert any(both) == awake
     assert said == (["load"] if awake else ["trainer", "weights", "load", "kv_cache"])
     assert (engine.awake, trainer.awake) == (True, awake)
+
+
+def test_weights_arrive_as_they_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("colocated_step.py")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(
+        "torch.multiprocessing.reductions.reduce_tensor", lambda x: (torch.clone, (x,))
+    )
+    sent = {"one": torch.randn(2, 3), "two": torch.randn(5), "three": torch.randn(1, 4, 2)}
+    arrived = dict(module.opened(module.shared(sent)))
+    assert list(arrived) == list(sent)
+    for name, x in sent.items():
+        torch.testing.assert_close(arrived[name], x, rtol=0, atol=0)

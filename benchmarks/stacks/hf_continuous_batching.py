@@ -9,7 +9,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 def program(run: Any) -> None:
     # In fp32, where tokens do not depend on how requests are batched.
-    model = run.llama(1024, 12, attn_implementation="sdpa").to(run.device).eval()
+    model = run.llama(1024, 12, run.device, attn_implementation="sdpa").eval()
     asked = GenerationConfig(
         max_new_tokens=run.size(12, 4), do_sample=False, eos_token_id=-1, pad_token_id=0
     )

@@ -10,8 +10,8 @@ import torch
 
 def program(run: Any) -> None:
     length = run.size(2048, 16)
-    model = run.llama(1024, 16, attn_implementation="sdpa", pad_token_id=0, eos_token_id=None)
-    model = model.to(run.device, torch.bfloat16).eval()
+    more = {"attn_implementation": "sdpa", "pad_token_id": 0, "eos_token_id": None}
+    model = run.llama(1024, 16, run.device, **more).to(torch.bfloat16).eval()
     for _ in range(run.steps):
         ids = torch.randint(1, model.config.vocab_size, (run.size(8, 2), length), device=run.device)
         found = model.generate(

@@ -7,6 +7,7 @@ prints a list of all ranks' answers, and in `killed` how each rank ended.
 """
 
 import ctypes
+import faulthandler
 import json
 import os
 import resource
@@ -374,7 +375,13 @@ def exchanges(rank: int) -> Found:
             dist.send(go_on, following, group=groups[sender])
         elif sender == other:
             dist.recv(go_on, sender, group=groups[sender])
+    # CUDA loads kernels when they are first launched, and may wait for those that run.
+    x = torch.full((size,), rank, dtype=torch.uint8, device="cuda")
+    wrong.add_((x != rank).sum())
+    go_on.fill_(True)
+    dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
     torch.cuda.synchronize()
+    del x
     held_back = HeldBack(torch.cuda.current_device())
     turns = 0
     while turns % 10 or float(go_on) > 0:
@@ -450,6 +457,7 @@ def killed(rank: int, how: str) -> Found:
 def rank_main(rank: int, store: str, name: str, allocator: str, arguments: list[str]) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a rank that is ended leaves no dump
+    faulthandler.dump_traceback_later(LIMIT - 10)  # where it hangs
     import torch
     import torch.distributed as dist
     from device import calibrate
@@ -491,6 +499,7 @@ def conduct(name: str, allocator: str, arguments: list[str]) -> None:
         "NCCL_NVLS_ENABLE": "0",  # nothing here is multicast
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # no stream waits behind another's wait
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     with tempfile.TemporaryDirectory() as folder:
