@@ -305,10 +305,8 @@ static esper_status fill(growth_t *g, block_t **block)
   if (status == ESPER_OK)
     status = add_pages(g);
   if (status == ESPER_OK)
-    status = stitch_map(&g->stitch, g->piece);
-  if (status == ESPER_OK)
-    moved = stitch_unmap(&g->stitch);
-  else
+    status = stitch_move(&g->stitch, g->piece, &moved);
+  if (status != ESPER_OK)
     give_pages_back(g);
   lock(&device->lock);
   device->counters.pages_moved += moved;

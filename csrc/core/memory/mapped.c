@@ -186,18 +186,6 @@ void mapped_left(block_t *block, bool stale)
   hole_close(block);
 }
 
-size_t mapped_unmap_pages(const block_t *block)
-{
-  const segment_t *s = block->segment;
-  size_t count = 0;
-  for (size_t at = 0; at < block->size; count++) {
-    const page_t *page = page_at(s, block->address + at);
-    driver_page_unmap(s->device, page_address(s, page), page_size(s, page));
-    at += page_size(s, page);
-  }
-  return count;
-}
-
 static block_t *find_reapable(const device_t *device)
 {
   block_t *block = device->stale;
@@ -220,7 +208,7 @@ void mapped_reap(device_t *device)
     unlock(&device->lock);
     if (!block)
       return;
-    mapped_unmap_pages(block);
+    driver_page_unmap(device, block->address, block->size);
     lock(&device->lock);
     pool_leave(pool);
     forget_pages(block);
@@ -267,9 +255,10 @@ void mapped_give_back(const segment_t *s, const page_t *page)
 void mapped_unmap(device_t *device, block_t *block)
 {
   segment_t *s = block->segment;
+  driver_page_unmap(device, block->address, block->size);
   for (size_t at = 0; at < block->size;) {
     const page_t *page = page_at(s, block->address + at);
-    mapped_give_back(s, page);
+    driver_page_release(device, page->handle);
     at += page_size(s, page);
   }
   lock(&device->lock);

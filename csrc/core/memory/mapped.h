@@ -40,9 +40,6 @@ void mapped_arrived(block_t *piece);
  * becomes a hole or, if the pages are still mapped here, stale until what it owes has completed. */
 void mapped_left(block_t *block, bool stale);
 
-/* Unmaps the pages under a block and returns their number. Under the growth lock. */
-size_t mapped_unmap_pages(const block_t *block);
-
 /* Unmaps the stale blocks that owe nothing any more. Under the growth lock. */
 void mapped_reap(device_t *device);
 

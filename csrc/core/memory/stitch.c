@@ -112,11 +112,12 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
       claim_from(stitch, heap, from, large, enough, most);
 }
 
-static size_t map_lenders(const lenders_t *list, block_t *into, size_t at, esper_status *status)
+static size_t map_lenders(const lenders_t *list, block_t *into, size_t at, size_t *moved,
+                          esper_status *status)
 {
   segment_t *s = into->segment;
   for (const block_t *b = list->first; b; b = b->newer)
-    for (size_t done = 0; done < b->size;) {
+    for (size_t done = 0; done < b->size; ++*moved) {
       const page_t *page = page_at(b->segment, b->address + done);
       size_t size = page_size(b->segment, page);
       *status = driver_page_map(s->device, into->address + at, size, page->handle);
@@ -129,31 +130,23 @@ static size_t map_lenders(const lenders_t *list, block_t *into, size_t at, esper
   return at;
 }
 
-esper_status stitch_map(const stitch_t *stitch, block_t *into)
+esper_status stitch_move(const stitch_t *stitch, block_t *into, size_t *moved)
 {
   segment_t *s = into->segment;
   esper_status status = ESPER_OK;
-  size_t mapped = map_lenders(&stitch->completed, into, 0, &status);
+  *moved = 0;
+  size_t mapped = map_lenders(&stitch->completed, into, 0, moved, &status);
   if (status == ESPER_OK)
-    mapped = map_lenders(&stitch->ordered, into, mapped, &status);
-  while (status != ESPER_OK && mapped) {
+    mapped = map_lenders(&stitch->ordered, into, mapped, moved, &status);
+  for (const block_t *b = stitch->completed.first; b && status == ESPER_OK; b = b->newer)
+    driver_page_unmap(s->device, b->address, b->size);
+  for (; status != ESPER_OK && mapped; --*moved) {
     page_t *page = page_at(s, into->address + mapped - 1);
     mapped -= page_size(s, page);
     driver_page_unmap(s->device, page_address(s, page), page_size(s, page));
     page_remove(s, page);
   }
   return status;
-}
-
-size_t stitch_unmap(const stitch_t *stitch)
-{
-  size_t pages = 0;
-  for (const block_t *b = stitch->completed.first; b; b = b->newer)
-    pages += mapped_unmap_pages(b);
-  for (const block_t *b = stitch->ordered.first; b; b = b->newer)
-    for (size_t at = 0; at < b->size; pages++)
-      at += page_size(b->segment, page_at(b->segment, b->address + at));
-  return pages;
 }
 
 static void finish(const lenders_t *list, bool moved, bool stale)

@@ -39,12 +39,10 @@ void stitch_learn(heap_t *heap);
  * Under the lock. */
 void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most);
 
-/* Maps the claimed pages to the beginning of `into`, a hole that is being filled, where they are
- * mapped for the moment a second time. After a failure they are not. Under the growth lock. */
-esper_status stitch_map(const stitch_t *stitch, block_t *into);
-/* Ends the old mappings of the pages that may go at once. Returns the number of all pages. Under
- * the growth lock. */
-size_t stitch_unmap(const stitch_t *stitch);
+/* Maps the claimed pages to the beginning of `into`, a hole that is being filled, and then ends the
+ * old mappings that may go at once. *moved: the number of pages. After a failure they are where
+ * they were. Under the growth lock. */
+esper_status stitch_move(const stitch_t *stitch, block_t *into, size_t *moved);
 
 /* Updates lists and statistics. If the pages have not moved, they are free again. Under the
  * lock. */

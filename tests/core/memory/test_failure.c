@@ -42,10 +42,10 @@ TEST(a_page_that_the_driver_keeps)
 {
   static const sim_call CALLS[] = {SIM_CALL_page_unmap, SIM_CALL_page_release};
   for (int c = 0; c < 2; c++)
-    for (uint64_t nth = 1; nth <= 2; nth++) {
+    for (uint64_t nth = 1; nth <= (CALLS[c] == SIM_CALL_page_release ? 2 : 1); nth++) {
       begin_with_two();
       void *live = get(20, r);
-      world_free(&w, get(40, r));
+      world_free(&w, get(40, r)); /* two pages, which leave their addresses in one call */
       refuse(CALLS[c], nth);
       CHECK_OK(esper_empty_cache(w.core, 0, NULL));
       CHECK_EQ(reserved_mib(), 20); /* the books say that it went */
