@@ -33,10 +33,10 @@ static esper_status malloc_entered(pool_t *pool, size_t size, esper_stream strea
 
 static esper_status malloc_default(device_t *device, size_t size, esper_stream stream, void **ptr)
 {
-  cache_attempt_t try;
-  if (!size || cache_malloc(device->core, stream, size, &try, ptr))
+  cache_attempt_t attempt;
+  if (!size || cache_malloc(device->core, stream, size, &attempt, ptr))
     return ESPER_OK;
-  return malloc_block(device->default_pool, size, stream, try, ptr);
+  return malloc_block(device->default_pool, size, stream, attempt, ptr);
 }
 
 static inline const esper_recorder *recorder_of(const core_t *core)

@@ -120,7 +120,7 @@ static ends_t find_ends(const request_t *q, const record_t *awaited)
 {
   if (capturing_is_possible_now(q->device))
     return (ends_t){{NULL, NULL}};
-  presented_t now = q->stream;
+  presented_t now = q->presented;
   now.asked = false; /* a capture may have begun while the host waited */
   return (ends_t){{stream_record_unpresented(awaited->stream), stream_record(now)}};
 }
@@ -190,7 +190,7 @@ static void wait(void *argument)
     w->status = record_wait_trusting(w->record);
   } else { /* the request's stream waits, on the GPU */
     w->status =
-        call_stream_wait(w->q->core, w->q->device->index, w->q->stream.handle, w->record->event);
+        call_stream_wait(w->q->core, w->q->device->index, w->q->presented.handle, w->record->event);
     stream_declare_completed(w->record->stream, w->record->number);
   }
 }
@@ -214,7 +214,7 @@ static void drain(void *argument)
   d->status = drain_device(d->device, d->how);
 }
 
-esper_status drain_unlocked(const request_t *q, unsigned how)
+esper_status drain_without_embedder(const request_t *q, unsigned how)
 {
   draining_t d = {q->device, how, ESPER_OK};
   wait_unlocked(q, drain, &d);
@@ -247,7 +247,7 @@ bool hold_back(const request_t *q)
   q->device->counters.held_back++;
   q->device->counters.held_back_us += lasted;
   q->device->counters.held_back_in_vain += status == ESPER_NOT_READY;
-  trace_record(q->device, ESPER_TRACE_HELD_BACK, lasted, q->asked, q->stream.stream);
+  trace_record(q->device, ESPER_TRACE_HELD_BACK, lasted, q->asked, q->presented.stream);
   unlock(&q->device->lock);
   return status == ESPER_OK;
 }

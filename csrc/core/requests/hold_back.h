@@ -24,8 +24,8 @@ bool wait_for_oldest(const request_t *q);
 /* How often a request waits at most: other threads may add pending memory for ever. */
 unsigned most_waits(const request_t *q);
 
-/* drain_device, as every wait of a request without the embedder's locks. */
-esper_status drain_unlocked(const request_t *q, unsigned how);
+/* drain_device, while the embedder's locks (Python's, for one) are released. */
+esper_status drain_without_embedder(const request_t *q, unsigned how);
 
 /* Bytes that may be pending in a heap, before they are raised. SIZE_MAX: there is no limit. */
 size_t allowance_given(core_t *core);

@@ -11,8 +11,8 @@
  *      blocks, step 5 comes first
  *   4. hold_back: if the heap's awaited bytes and the request exceed the allowance, the host waits
  *      for the oldest work that these bytes wait for; then steps 2 to 4 again
- *   5. take_grown: new memory. Here the search ends if the driver fails, or if PyTorch's limit for
- *      requests rejects this one (segment.h)
+ *   5. take_grown: new memory. Here, but not in step 8, the search ends if the driver fails, or if
+ *      PyTorch's limit for requests rejects this one (segment.h)
  *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
  *   7. find_in_spare_pools: for the default pool, memory of pools with use_on_oom
  *   8. wait_and_release: the host waits for one event after the other, then drains the device, and
@@ -64,7 +64,7 @@ static block_t *take_retired(const request_t *q)
 }
 
 /* A loan costs more time than a block of the heap's own. After so many loans of small blocks the
- * heap grows instead: a small segment takes no longer than they did. */
+ * heap grows instead: a small segment takes no longer than they did. Then it counts anew. */
 static bool borrows_too_often(const request_t *q)
 {
   enum { MANY = 32 };
@@ -91,6 +91,7 @@ static block_t *borrow_from_heaps(const request_t *q, probes_t *probes)
     if (!block)
       continue;
     if (!block_owes_nothing(block) && RULE(LOAN_NEEDS_COMPLETION)) {
+      /* step 2 has asked about its uses */
       probes_add(probes, owner_order_stream(heap), block->stamp);
       continue;
     }
@@ -138,7 +139,7 @@ static block_t *wait_and_find(const request_t *q, bool (*wait)(const request_t *
 }
 
 /* One thread at a time: growing moves memory that others cannot find meanwhile. A MemPool's own
- * allocator is called without the lock, because it may wait for another thread. */
+ * allocator (`source`) is called without the lock, because it may wait for another thread. */
 static void growth_begin(const request_t *q)
 {
   if (!q->pool->source.obtain)
@@ -151,11 +152,11 @@ static void growth_end(const request_t *q)
     unlock(&q->device->growth_lock);
 }
 
-/* Or hands out a block that another thread freed meanwhile, if it fits. */
+/* Grows and hands out the block; or, if it fits, one that another thread freed meanwhile. */
 static block_t *grow_and_hand_out(const request_t *q, pages_from_t from, esper_status *status)
 {
   block_t *block = NULL;
-  bool was_inside = callback_begin(); /* mallocs of a MemPool's own allocator are not held back */
+  bool was_inside = callback_begin(); /* a MemPool's own allocator is not held back */
   *status = grow(q->heap, q->size, q->large, from, &block);
   callback_end(was_inside);
   return request_hand_out_new(q, *status, block);
@@ -170,7 +171,7 @@ static block_t *take_grown(const request_t *q, pages_from_t from, esper_status *
   return block;
 }
 
-/* Step 7. Walks to the end, because pool_next_spare leaves each pool when it comes to the next. */
+/* Step 7. Walks to the end, because pool_next_spare enters a pool and leaves the one before. */
 static block_t *find_in_spare_pools(const request_t *q)
 {
   block_t *block = NULL;
@@ -179,10 +180,10 @@ static block_t *find_in_spare_pools(const request_t *q)
   for (pool_t *pool = NULL; (pool = pool_next_spare(q->device, pool));) {
     if (block)
       continue;
-    request_t there = *q; /* `missed` as well: block caches of such pools are closed */
+    request_t there = *q; /* `missed` does not matter: the caches of such pools are closed */
     there.pool = pool;
     lock(&q->device->lock);
-    there.heap = pool_find_or_make_heap(pool, q->stream.stream, 0, q->tag);
+    there.heap = pool_find_or_make_heap(pool, q->presented.stream, 0, q->tag);
     unlock(&q->device->lock);
     if (there.heap)
       block = steps_2_and_3(&there);
@@ -197,7 +198,7 @@ static block_t *release_and_grow(const request_t *q, size_t enough, esper_status
   return released ? take_grown(q, ANY_PAGES, status) : NULL;
 }
 
-/* After drain_unlocked: what has completed; or new memory in place of cached memory, if possible of
+/* After drain_without_embedder: what has completed; or new memory in place of cached memory, if possible of
  * no more than is needed. */
 static block_t *find_drained(const request_t *q, esper_status *status)
 {
@@ -209,7 +210,8 @@ static block_t *find_drained(const request_t *q, esper_status *status)
 }
 
 /* The end of step 8, and of a capture's steps: once more, when a sleep that is under way has sent
- * its pages, and while no other thread grows or gives memory back. */
+ * its pages, and while no other thread grows or gives memory back (but by a MemPool's own
+ * allocator). */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
   lock(&q->device->sending_lock); /* held by a sleep until its pages are gone */
@@ -234,10 +236,10 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   q->device->stats.num_sync_all_streams++;
   slack_was_refused(q->device); /* no page is created for slack while memory is short */
   unlock(&q->device->lock);
-  bool in_time = drain_unlocked(q, DRAIN_LIMITED) != ESPER_NOT_READY;
+  bool in_time = drain_without_embedder(q, DRAIN_LIMITED) != ESPER_NOT_READY;
   block = find_drained(q, status);
   if (!block && !in_time) {
-    drain_unlocked(q, 0);
+    drain_without_embedder(q, 0);
     block = find_drained(q, status);
   }
   return block ? block : take_returned(q, status);
@@ -273,12 +275,12 @@ static block_t *steps_2_to_8(const request_t *q, esper_status *status)
   return (block = find_in_spare_pools(q)) ? block : wait_and_release(q, status);
 }
 
-/* NULL: no host memory for it, or in a capture for its branch. */
+/* NULL: no host memory for it or, in a capture, its branch. */
 static heap_t *heap_of(const request_t *q)
 {
-  heap_t *heap = pool_find_or_make_heap(q->pool, q->stream.stream, q->capture, q->tag);
+  heap_t *heap = pool_find_or_make_heap(q->pool, q->presented.stream, q->capture, q->tag);
   if (heap && q->capture && !heap->branch)
-    heap->branch = capture_branch(q->core, q->stream.stream, q->capture);
+    heap->branch = capture_branch(q->core, q->presented.stream, q->capture);
   return heap && q->capture && !heap->branch ? NULL : heap;
 }
 
@@ -323,16 +325,16 @@ static esper_status find_block(request_t *q, bool fenced, block_t **block)
   return *block ? ESPER_OK : why_none(q, asleep, status);
 }
 
-/* `known`: what cache_malloc found out about the stream, if it could. */
-static esper_status present(core_t *core, esper_stream stream, cache_attempt_t known,
+/* `attempt`: what cache_malloc found out about the stream, if it could. */
+static esper_status present(core_t *core, esper_stream stream, cache_attempt_t attempt,
                             presented_t *presented)
 {
   esper_status status = ESPER_OK;
-  if (known.stream)
-    *presented = stream_presented(known.stream, stream.handle);
+  if (attempt.stream)
+    *presented = stream_presented(attempt.stream, stream.handle);
   else
     status = stream_present(core, stream, presented);
-  presented->asked |= known.asked; /* and the answer was that the stream is in no capture */
+  presented->asked |= attempt.asked; /* and the answer was that the stream is in no capture */
   return status;
 }
 
@@ -341,10 +343,11 @@ static esper_status present(core_t *core, esper_stream stream, cache_attempt_t k
 static esper_status find_capture(request_t *q)
 {
   core_t *core = q->core;
-  q->capture = RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q->stream, false) : 0;
+  q->capture =
+      RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q->presented, /* recording */ false) : 0;
   /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */
   if (q->capture == CAPTURE_UNKNOWN) {
-    capture_thread_note(q->capture, q->stream.stream);
+    capture_thread_note(q->capture, q->presented.stream);
     return error_from_driver(core,
                              core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
   }
@@ -352,13 +355,13 @@ static esper_status find_capture(request_t *q)
   if (q->capture == ESPER_CAPTURE_INVALID)
     q->capture = 0;
   if (q->capture)
-    capture_thread_note(q->capture, q->stream.stream);
-  else if (atomic_load_explicit(&q->stream.stream->holds, memory_order_relaxed))
-    held_uses_record(core, q->stream);
+    capture_thread_note(q->capture, q->presented.stream);
+  else if (atomic_load_explicit(&q->presented.stream->holds, memory_order_relaxed))
+    held_uses_record(core, q->presented);
   return ESPER_OK;
 }
 
-esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t known,
+esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t attempt,
                           void **ptr)
 {
   device_t *device = pool->device;
@@ -369,25 +372,25 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
 
   const config_t *config = config_of(core);
   presented_t presented;
-  esper_status status = present(core, stream, known, &presented);
+  esper_status status = present(core, stream, attempt, &presented);
   if (status != ESPER_OK) {
     capture_thread_refused(core); /* for frees in bodies of conditional nodes (rule 7i) */
     return status;
   }
-  const size_t rounded = known.size ? known.size : config_round(config, size);
+  const size_t rounded = attempt.size ? attempt.size : config_round(config, size);
   /* Every field is named: to clear the request first would take as long as taking the lock. */
   request_t q = {.core = core,
                  .device = device,
                  .pool = pool,
                  .heap = NULL,
                  .config = config,
-                 .stream = presented,
+                 .presented = presented,
                  .capture = 0,
                  .tag = tag_current(),
                  .asked = size,
                  .size = rounded,
                  .large = config_is_large(rounded),
-                 .missed = known.missed,
+                 .missed = attempt.missed,
                  .addresses_missing = 0};
   if (!q.size) /* too large to be rounded */
     return request_fail(&q);

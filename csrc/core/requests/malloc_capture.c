@@ -12,7 +12,7 @@
 /* Step 2: a block whose points the program's own edges have ordered before the request. */
 static block_t *take_learned(const request_t *q)
 {
-  branch_learn(q->heap->branch, q->stream.handle);
+  branch_learn(q->heap->branch, q->presented.handle);
   lock(&q->device->lock);
   free_blocks_promote(q->heap);
   block_t *block = request_take_ready(q);

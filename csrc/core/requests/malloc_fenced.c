@@ -21,7 +21,7 @@ block_t *malloc_take_fenced(request_t *q, esper_status *status)
     block = raise_fence(q, SIZE_MAX, status);
   if (*status != ESPER_OUT_OF_MEMORY)
     return block;
-  drain_unlocked(q, 0);
+  drain_without_embedder(q, 0);
   if (!(block = raise_fence(q, SIZE_MAX, status)) && *status == ESPER_OUT_OF_MEMORY &&
       release_cached(q->device, NULL, false, SIZE_MAX))
     block = raise_fence(q, SIZE_MAX, status);

@@ -33,18 +33,18 @@ void request_hand_out(const request_t *q, block_t *block)
   }
   uses_drop(q->device, block);
   block->requested = q->asked;
-  block_set_user(block, q->stream.stream);
+  block_set_user(block, q->presented.stream);
   block->capture = q->capture;
   if (q->capture)
     block->segment->captured = true;
   block_set_state(block, BLOCK_LIVE);
   block->counted_active = true;
   block->oversize = config_is_oversize(q->config, block->size);
-  block->plain = q->stream.stream == segment->heap->stream && !q->capture && !block->oversize &&
+  block->plain = q->presented.stream == segment->heap->stream && !q->capture && !block->oversize &&
                  !segment->fenced;
   cache_count_allocated(block);
   cache_open(q->heap);
-  trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, q->stream.stream);
+  trace_add(q->device, ESPER_TRACE_ALLOC, block->address, q->asked, q->presented.stream);
 }
 
 block_t *request_hand_out_new(const request_t *q, esper_status status, block_t *block)
@@ -73,7 +73,7 @@ block_t *request_lend(const request_t *q, block_t *block)
     return NULL;
   request_hand_out(q, block);
   if (RULE(LOAN_MAKES_USE))
-    (void)use_attach(block, loan_stream(q->stream.stream), NULL, USE_BY_LOAN, &use);
+    (void)use_attach(block, loan_stream(q->presented.stream), NULL, USE_BY_LOAN, &use);
   if (use)
     use_give(q->device, use);
   q->device->counters.loans++;
@@ -141,7 +141,7 @@ esper_status request_fail(const request_t *q)
   call_memory_info(q->core, q->device->index, &device_free, &device_total);
   lock(&q->device->lock);
   q->device->stats.num_ooms++;
-  trace_add_memory(q->device, ESPER_TRACE_OOM, device_free, wanted(q), q->stream.stream);
+  trace_add_memory(q->device, ESPER_TRACE_OOM, device_free, wanted(q), q->presented.stream);
   note_failure(q, device_free, device_total);
   unlock(&q->device->lock);
   if (q->addresses_missing)

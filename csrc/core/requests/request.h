@@ -13,11 +13,11 @@ typedef struct request {
   pool_t *pool;
   heap_t *heap; /* the stream's heap: home of the block, unless it is lent */
   const config_t *config;
-  presented_t stream;
-  uint64_t capture; /* 0: none */
-  tag_t tag;        /* the thread's */
-  size_t asked;     /* bytes */
-  size_t size;      /* of the block */
+  presented_t presented; /* the stream */
+  uint64_t capture;      /* 0: none */
+  tag_t tag;             /* the thread's */
+  size_t asked;          /* bytes */
+  size_t size;           /* of the block */
   bool large;
   bool missed;              /* its heap's block cache had nothing that serves */
   size_t addresses_missing; /* bytes of a fence for which live memory leaves no addresses; or 0 */
