@@ -56,7 +56,7 @@ def use_gpu_of_rank() -> None:
     """The GPU of a process that torchrun started: its own, or the first one for all."""
     import torch
 
-    if shares_a_gpu():
+    if shares_a_gpu() and "RANK" in os.environ:
         os.environ.update(
             NCCL_HOSTID=os.environ["RANK"], NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1", LOCAL_RANK="0"
         )  # fmt: skip

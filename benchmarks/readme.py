@@ -104,7 +104,7 @@ def few_rows() -> str:
         shown = f"[{label}](benchmarks/results/{topic}.json)"
         ratio_of = "" if row["unit"] == "runs" else ratio(row)
         lines.append(f"| {shown} | {ours} | {beside} | {theirs} | {ratio_of} |")
-    lines += ["", f"Medians on {', '.join(sorted(gpus))}. Both sides alternated."]
+    lines += ["", f"Medians (libraries: one run) on {', '.join(sorted(gpus))}; sides alternated."]
     return "\n".join(lines)
 
 

@@ -275,6 +275,8 @@ def main() -> int:
         settings.update(setting(one, topic.settings) for one in options.settings)
     except ValueError as wrong:
         parser.error(str(wrong))
+    if shares_a_gpu() and options.out is None:
+        parser.error("ESPER_ONE_GPU=1: ranks that share a GPU give no times to keep: name --out")
     parts, why = parts_here(topic, options.part, settings)
     if why:
         print(f"nothing can be measured: {why}")

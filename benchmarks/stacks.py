@@ -398,15 +398,15 @@ def table(find: Find) -> str:
         title, peer = f"{name}, automatic uses: outputs that differ", AGAIN.format(program.judge)
         differ, audit = find("stacks", title, peer), find("stacks", f"{name}: findings", "nothing")
         said += [f"{differ['ours']:g} ({differ['peer']:g})" if differ else ""]
-        said += [f"{audit['ours']:g}" if audit else ""]
+        said += [f"{audit['ours']:g}" if audit else "", measured["run"]["commit"]]
         lines.append(f"| {' | '.join(said)} |")
     if not lines:
         return ""
-    head = ["", *SHOWN.values(), "outputs that differ", "findings"]
-    lines = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|---" * len(head) + "|", *lines, ""]
-    for commit, run in runs.items():
-        lines.append(f"MiB; ms. {commit} on {run['gpu']}, torch {run['torch']}.")
-    return "\n".join(lines)
+    head = ["MiB; ms", *SHOWN.values(), "outputs that differ", "findings", "commit"]
+    machines = dict.fromkeys(f"{run['gpu']}, torch {run['torch']}" for run in runs.values())
+    return "\n".join(
+        [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines, "", f"{'; '.join(machines)}."]
+    )
 
 
 if __name__ == "__main__":

@@ -68,12 +68,14 @@ def buckets(weights: Weights) -> Iterator[Weights]:
         if sum(x.nbytes for x in some.values()) >= BUCKET:
             yield some
             some = {}
-    yield some
+    if some:
+        yield some
 
 
 def shared(weights: Weights) -> bytes:
-    """A copy of the weights in one tensor, for another process: it opens one handle instead of
-    hundreds. A copy, because memory that was shared does not sleep before it is freed."""
+    """A copy of the weights, all of one dtype, in one tensor, for another process: it opens one
+    handle instead of hundreds. A copy, because memory that was shared does not sleep before it is
+    freed."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     copy = torch.cat([one.flatten() for one in weights.values()])

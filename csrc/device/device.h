@@ -49,8 +49,8 @@ typedef struct esper_driver {
    * ESPER_UNSUPPORTED: the device has no virtual memory management; page_granularity then stores 0.
    * Sizes and offsets are multiples of the granularity. A page may be mapped at several addresses.
    * page_map makes the range readable and writable for its device and for `count` peers.
-   * page_access gives one more peer access to a range of mapped whole pages. page_unmap does not
-   * wait for running work: the caller knows that none touches the range. peer_check:
+   * page_access gives one more peer access to a range of mapped whole pages. page_unmap unmaps such
+   * a range, and does not wait for running work: the caller knows that none touches it. peer_check:
    * ESPER_UNSUPPORTED if `peer` cannot access memory of `device` at all.
    *
    * page_export gives a page a name; the caller fills in its size. With the name, page_import gets

@@ -162,20 +162,31 @@ def _write(said: str, output: str | None) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the program; returns the exit code."""
     from ..auditor.auditing import audit
+    from ..installation.pytorch import hidden_cuda
+    from ..torch_allocator.choices import ALL
     from ..torch_allocator.enabling import enable
 
     program, arguments = program_of(args)
     if not args.is_module and not os.path.exists(program):
         print(f"esper_alloc audit: there is no file {program}", file=sys.stderr)
         return 2
+    hidden = hidden_cuda()
+    if args.fence and hidden is not None:
+        print(f"esper_alloc audit: --fence needs esper_alloc, and {hidden.why}", file=sys.stderr)
+        return 1
     if args.output is not None:
         args.output = os.path.abspath(args.output)  # the program may change its directory
         try:
             open(args.output, "w").close()
         except OSError as error:
-            print(f"esper_alloc audit: --output: {error}", file=sys.stderr)
+            print(
+                f"esper_alloc audit: --output {args.output}: {error.strerror or error}",
+                file=sys.stderr,
+            )
             return 2
     try:
+        for choice in ALL:
+            choice.in_environment(os.environ)
         if args.fence:
             enable()
         auditing = audit(mode=args.mode, fence=args.fence)
@@ -197,6 +208,8 @@ def run(args: argparse.Namespace) -> int:
                 _write(report.json() if args.json else report.text(), args.output)
             elif code == 0 or (code != 2 and not report.used_cuda):
                 _write(report.text(), None)
+                if not report.used_cuda and hidden is not None:
+                    _write(str(hidden), None)
     if os.getpid() != process:
         return code
     return code or int(bool(report.findings or report.fault or not report.used_cuda))

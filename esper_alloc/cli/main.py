@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{command} is no command: did you mean `{program()} run {command}`?")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        parser.error(f"{unknown[0]} is not understood: see `{program()} {command} --help`")
+        follow = "; options of the program follow SCRIPT" if command in ("run", "audit") else ""
+        parser.error(f"{unknown[0]} is not understood: see `{program()} {command} --help`{follow}")
     try:
         code = int(args.run(args))
         if sys.stdout is not None and not sys.stdout.closed:  # `audit` runs who may close it

@@ -78,7 +78,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--segments",
         choices=SEGMENTS.names,
         help="where memory comes from: reserved addresses with pages where they are needed "
-        "(mapped, the default), or one driver allocation for each segment (classic); the same as "
+        "(mapped), one driver allocation for each segment (classic), or, by default, mapped where "
+        "the driver can and no option of PyTorch's asks for classic ones (auto); the same as "
         "ESPER_ALLOC_SEGMENTS",
     )
     parser.add_argument(

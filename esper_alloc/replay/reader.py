@@ -138,7 +138,9 @@ def _load(file: io.BufferedReader) -> Any:
         why = " ".join(str(error).split())
         if isinstance(error, EOFError) or "truncated" in why or "exhausted" in why:
             raise _not_snapshot("truncated, as it ends before its pickle does") from None
-        raise _not_snapshot(f"no pickle, or a damaged one ({why})") from None
+        if not head.startswith(_GZIP_MAGIC) and head[:1] != pickle.PROTO:
+            raise Refusal(f"neither a memory snapshot nor a black box's file; {REMEDY}") from None
+        raise _not_snapshot(f"a damaged pickle ({why})") from None
 
 
 # ---- taking from it what a replay needs ---------------------------------------

@@ -224,14 +224,26 @@ def test_wrong_usage(audit: Audit, options: tuple[str, ...]) -> None:
     assert options[0] in done.stderr or "found.json" in done.stderr
 
 
+@pytest.mark.parametrize("options", [("--fence",), ()])
 def test_a_bad_value_of_the_environment_is_wrong_usage(
-    audit: Audit, monkeypatch: pytest.MonkeyPatch
+    audit: Audit, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_ALLOC_SEGMENTS", "fast")
-    done = audit("print('ran')", options=("--fence",), forked=True)
+    done = audit("print('ran')", options=options, forked=True)
     assert (done.returncode, done.stdout) == (2, "")
     why = "ESPER_ALLOC_SEGMENTS=fast is not a kind of segments: use auto, mapped or classic"
     assert done.stderr == f"esper_alloc audit: {why}\n"
+
+
+def test_without_a_driver_it_says_so(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = audit("print('ran')", forked=True)
+    assert (done.returncode, done.stdout) == (1, "ran\n")
+    why = "CUDA_VISIBLE_DEVICES hides every GPU"
+    assert done.stderr == f"{NOTHING_TO_AUDIT}{why}: unset it\n"
+    done = audit("print('ran')", options=("--fence",), forked=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"esper_alloc audit: --fence needs esper_alloc, and {why}\n"
 
 
 def test_a_forked_child_says_nothing_and_keeps_its_exit_code(audit: Audit) -> None:

@@ -138,6 +138,7 @@ WORTH_A_NOTE = [
     ({"environment": {"LD_PRELOAD": "/x/torch_memory_saver_hook_mode_preload.so"}},
      "torch_memory_saver is preloaded"),
     ({"installed": ["rmm"]}, "RMM is installed"),
+    ({"environment": {"ESPER_ALLOC_USE": "automatic"}}, "ESPER_ALLOC_USE is no variable"),
 ]  # fmt: skip
 
 
@@ -179,7 +180,7 @@ def test_a_torch_that_is_too_old_is_a_problem_with_both_versions() -> None:
 
 def test_no_gpu_leaves_replay() -> None:
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=None)
-    assert words.paths(facts) == ["replay, which needs no GPU"]
+    assert words.paths(facts) == ["none: only replay needs no GPU"]
 
 
 def test_without_a_gpu_it_says_that_it_loads() -> None:

@@ -90,7 +90,7 @@ def test_a_bad_file_stops_everything_with_one_line(capsys, tmp_path, monkeypatch
     assert command(EXAMPLES[0], bad, "--plot", picture) == 2
     out, err = capsys.readouterr()
     assert out == "" and not ran and not picture.exists()
-    assert err.startswith(f"esper_alloc replay: {bad}: not a memory snapshot: no pickle, or ")
+    assert err.startswith(f"esper_alloc replay: {bad}: neither a memory snapshot nor ")
     assert err.count("\n") == 1
 
 

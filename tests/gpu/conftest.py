@@ -49,16 +49,16 @@ def chosen(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked two_gpus need two; with fewer they fail when ESPER_REQUIRE_GPUS=2. With
-    ESPER_ONE_GPU=1 ranks share one."""
-    if item.get_closest_marker("two_gpus") is None or missing() is not None:
+    """Tests marked two_gpus need two; with fewer they fail when ESPER_REQUIRE_GPUS=2. Where ranks
+    may share one, they do with ESPER_ONE_GPU=1."""
+    marker = item.get_closest_marker("two_gpus")
+    if marker is None or missing() is not None:
         return
     import torch
 
     count = torch.cuda.device_count()
-    if count >= 2 or (
-        os.environ.get("ESPER_ONE_GPU") == "1" and item.path.stem == "test_two_ranks"
-    ):
+    share = marker.kwargs.get("may_share") and os.environ.get("ESPER_ONE_GPU") == "1"
+    if count >= 2 or share:
         return
     if os.environ.get("ESPER_REQUIRE_GPUS", "") == "2":
         pytest.fail(f"ESPER_REQUIRE_GPUS=2 is set, but there is {count} GPU", pytrace=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scenario import NATIVE, OURS, little_was_lost, run_program
 
-pytestmark = pytest.mark.two_gpus
+pytestmark = pytest.mark.two_gpus(may_share=True)
 HOOK = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}
 
 
@@ -44,6 +44,7 @@ def test_tensor_parallel_training_gives_natives_losses(how: str, native_losses: 
         assert (False in found["expandable"]) == (how != "plain")
 
 
+@pytest.mark.two_gpus
 def test_sums_of_symmetric_memory_are_right() -> None:
     for found in ranks("symmetric_memory", OURS):
         assert found["wrong"] == 0
@@ -78,6 +79,7 @@ def test_without_protection_it_writes_what_is_still_read() -> None:
         assert found["wrong"] > 0
 
 
+@pytest.mark.two_gpus
 def test_a_product_that_spins_until_its_input_is_copied_is_right() -> None:
     found = ranks("fused_all_gather_matmul", OURS)
     if not all(one["supported"] for one in found):
@@ -97,6 +99,7 @@ def test_exchanges_whose_sends_need_the_others_memory_go_on() -> None:
         assert little_was_lost(found), found
 
 
+@pytest.mark.two_gpus
 def test_one_process_with_two_gpus_gives_natives_losses() -> None:
     env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NVLS_ENABLE": "0"}
     native, ours = (run_program("data_parallel", one, env=env) for one in (NATIVE, OURS))

@@ -1,5 +1,5 @@
 /* source.h: where a pool's segments come from and go back to: the driver, or an allocator that the
- * program gave the pool. Pages always come from the driver, and go back by mapped_give_back. Called
+ * program gave the pool. Pages always come from the driver, and go back by mapped_unmap. Called
  * without a lock. */
 #ifndef ESPER_SOURCE_H
 #define ESPER_SOURCE_H

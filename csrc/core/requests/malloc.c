@@ -198,8 +198,8 @@ static block_t *release_and_grow(const request_t *q, size_t enough, esper_status
   return released ? take_grown(q, ANY_PAGES, status) : NULL;
 }
 
-/* After drain_without_embedder: what has completed; or new memory in place of cached memory, if possible of
- * no more than is needed. */
+/* After drain_without_embedder: what has completed; or new memory in place of cached memory, if
+ * possible of no more than is needed. */
 static block_t *find_drained(const request_t *q, esper_status *status)
 {
   block_t *block;

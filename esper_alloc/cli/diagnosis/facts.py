@@ -12,17 +12,15 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ...torch_allocator.choices import ALL
+
 ENVIRONMENT = (
     "ESPER_ALLOC",
-    "ESPER_ALLOC_ALLOWANCE",
-    "ESPER_ALLOC_BLACK_BOX",
-    "ESPER_ALLOC_MEMORY_SAVER",
-    "ESPER_ALLOC_MONITOR",
-    "ESPER_ALLOC_SEGMENTS",
-    "ESPER_ALLOC_USES",
+    *(choice.variable for choice in ALL),
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -36,6 +34,15 @@ ENVIRONMENT = (
     "LD_PRELOAD",
     "PYTHONPATH",
 )
+
+# Those of builds, tests, and what `run` tells the program.
+NOT_SHOWN = tuple(
+    f"ESPER_ALLOC_{name}"
+    for name in (
+        "SHIM", "KERNELS", "DEBUG", "SANITIZE", "RULE_SWITCHES", "LIBCUDA", "RECORD", "RECORD_PID",
+        "TEST_TORCHES",
+    )
+)  # fmt: skip
 
 # Packages that bring an allocator of their own to the GPU.
 OTHER_ALLOCATORS = ("rmm", "cupy", "torch_memory_saver")
@@ -82,10 +89,20 @@ def gather() -> Facts:
         "torch": torch,
         "shim": shim,
         "driver": gather_driver(core),
-        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "environment": {
+            name: os.environ[name]
+            for name in (*ENVIRONMENT, *sorted(unknown(os.environ)))
+            if name in os.environ
+        },
         "installed": [name for name in OTHER_ALLOCATORS if importlib.util.find_spec(name)],
         "trial": run_trial() if torch["cuda"] and shim["built"] else None,
     }
+
+
+def unknown(environment: Iterable[str]) -> list[str]:
+    """Variables that look like esper_alloc's, and are not."""
+    known = (*ENVIRONMENT, *NOT_SHOWN)
+    return [name for name in environment if name.startswith("ESPER_ALLOC_") and name not in known]
 
 
 def gather_package() -> Facts:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...installation.pytorch import difference, too_old
 from ...torch_allocator.choices import ALL
-from .facts import Facts
+from .facts import Facts, unknown
 from .words import cuda_version
 
 OLDEST_PYTHON = (3, 10)
@@ -243,6 +243,8 @@ def environment_findings(facts: Facts) -> list[Finding]:
                     f"set it to {choice.choices}; or unset it",
                 )
             )
+    for name in unknown(environment):
+        findings.append(note(f"{name} is no variable of esper_alloc's", "see `docs environment`"))
     if "torch_memory_saver" in environment.get("LD_PRELOAD", ""):
         findings.append(
             note(

@@ -79,7 +79,7 @@ def paths(facts: Facts) -> list[str]:
         return ["none"]
     chosen = ["replay, which needs no GPU"]
     if not facts["driver"]["available"]:
-        return chosen
+        return ["none: only replay needs no GPU"]
     torch, shim = facts["torch"], facts["shim"]
     if torch["cuda"]:
         pointers = "pluggable_allocator"

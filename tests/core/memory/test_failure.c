@@ -48,6 +48,7 @@ TEST(a_page_that_the_driver_keeps)
       world_free(&w, get(40, r)); /* two pages, which leave their addresses in one call */
       refuse(CALLS[c], nth);
       CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+      CHECK_EQ(sim_calls(w.s, SIM_CALL_page_unmap), 1);
       CHECK_EQ(reserved_mib(), 20); /* the books say that it went */
       check_failed_device(live);
     }

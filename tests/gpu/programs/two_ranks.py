@@ -370,39 +370,40 @@ def exchanges(rank: int) -> Found:
     (sending,) = other_streams(1)
     wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
     go_on = torch.ones(1, device="cuda")
-    for sender in range(RANKS):  # NCCL connects two ranks when both are at their first message
-        if sender == rank:
-            dist.send(go_on, following, group=groups[sender])
-        elif sender == other:
-            dist.recv(go_on, sender, group=groups[sender])
-    # CUDA loads kernels when they are first launched, and may wait for those that run.
-    x = torch.full((size,), rank, dtype=torch.uint8, device="cuda")
-    wrong.add_((x != rank).sum())
-    go_on.fill_(True)
-    dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
-    torch.cuda.synchronize()
-    del x
-    held_back = HeldBack(torch.cuda.current_device())
-    turns = 0
-    while turns % 10 or float(go_on) > 0:
-        turns += 1
-        value = turns % 60
+
+    def send(value: int) -> None:
         blocks = [
             torch.full((size,), value + 60 * rank, dtype=torch.uint8, device="cuda")
             for _ in range(count)
         ]
-        sends = [dist.isend(x, following, group=groups[rank]) for x in blocks]
         with torch.cuda.stream(sending):
-            for send in sends:
-                send.wait()
+            sending.wait_stream(main)
+            for work in [dist.isend(x, following, group=groups[rank]) for x in blocks]:
+                work.wait()
         with torch.no_grad():
             esper_alloc.record_use(blocks, sending)
-        del blocks, sends, send
+
+    def receive(value: int) -> None:
         got = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
         for x in got:
             dist.irecv(x, other, group=groups[other]).wait()
             wrong.add_((x != value + 60 * other).sum())
-        del x, got
+
+    # First a turn in which nobody is waited for: NCCL connects two ranks when both are at their
+    # first message, and CUDA loads a kernel when it is first launched, and may wait for others.
+    for sender in range(RANKS):
+        if sender == rank:
+            send(0)
+        elif sender == other:
+            receive(0)
+    dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
+    torch.cuda.synchronize()
+    held_back = HeldBack(torch.cuda.current_device())
+    turns = 0
+    while turns % 10 or float(go_on) > 0:
+        turns += 1
+        send(turns % 60)
+        receive(turns % 60)
         main.wait_stream(sending)
         held_back.look()
         if turns % 10 == 0:  # all ranks must end with the same turn
