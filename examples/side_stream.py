@@ -11,5 +11,5 @@ esper_alloc.enable()  # before anything touches the GPU
 side, x = torch.cuda.Stream(), torch.full((1 << 24,), 0.5, device="cuda")
 with esper_alloc.using(x, stream=side) as scope:
     total = x.sum()  # on side, after x was written
-del x  # its memory is reused as soon as the sum is done, and not before
+del x  # reused when the sum is done, and not before
 print(scope.take(total).item())  # 8388608.0; the current stream waits for side

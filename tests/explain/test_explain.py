@@ -713,7 +713,7 @@ def test_without_a_failure_or_with_a_bad_file_it_says_so(tmp_path: Path, capsys:
     for name, data, status, said in (
         ("fine", whole.write(tmp_path / "fine").read_bytes(), 1, "call _dump_snapshot() where the"),
         ("cut", whole.write(tmp_path / "cut").read_bytes()[:-40], 2, "cut off"),
-        ("other", b"hello, this is no recording", 2, "not a memory snapshot"),
+        ("other", b"hello, this is no recording", 2, "neither a memory snapshot nor"),
     ):
         file = tmp_path / name
         file.write_bytes(data)

@@ -184,9 +184,13 @@ def test_objects_of_the_standard_library_are_refused_too(tmp_path):
 
 def test_what_is_no_snapshot(tmp_path):
     path = tmp_path / "file"
-    for content in [b"hello, world\n", b'{"segments": []}', bytes(range(256)), b"PK\x03\x04zip"]:
+    for content in [b"hello, world\n", bytes(range(256))]:
         path.write_bytes(content)
-        assert refusal(path).startswith("not a memory snapshot: ")
+        message = f"neither a memory snapshot nor a black box's file{REMEDY}"
+        assert refusal(path) == message
+    for content in [b'{"segments": []}', b"PK\x03\x04zip"]:
+        path.write_bytes(content)
+        assert refusal(path).startswith("not a memory snapshot: it is a ")
     path.write_bytes(b"")
     assert "the file is empty" in refusal(path)
     for value in [[], 3, None, "x", {}, {"segments": []}, {"segments": 1, "device_traces": []}]:

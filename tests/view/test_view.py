@@ -504,7 +504,7 @@ def test_refused_files_leave_nothing_behind(
     quiet.note()
     for name, data, words in (
         ("cut", whole[:-40], "cut off"), ("short", whole[:50], "cut off"),
-        ("other", b"hello, this is no recording", "not a memory snapshot"),
+        ("other", b"hello, this is no recording", "neither a memory snapshot nor"),
         ("empty", b"", "the file is empty"), ("cut pickle", pickle_of[:-40], "truncated"),
         ("code", pickle.dumps(main), "asks for 'esper_alloc.cli.main.main'"),
         ("packed", b"\x1f\x8b\x08", "truncated"),
