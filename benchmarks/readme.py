@@ -94,17 +94,19 @@ def few_rows() -> str:
         "| measured | esper_alloc | PyTorch | PyTorch's figure | ratio |",
         "|---|---|---|---|---|",
     ]
-    gpus = set()
+    gpus, once = set(), set()
     for topic, name, peer, label, beside in FEW:
         row = needed(topic, name, peer)
         gpus.add(row["run"]["gpu"].replace("NVIDIA ", ""))
+        once |= {topic} if row["rounds"] == 1 else set()
         ours, theirs = (f"{figure(row[side])} {row['unit']}" for side in ("ours", "peer"))
         if row["unit"] == "runs":  # that fail
             ours, theirs = ("fails" if row[side] else "runs" for side in ("ours", "peer"))
         shown = f"[{label}](benchmarks/results/{topic}.json)"
         ratio_of = "" if row["unit"] == "runs" else ratio(row)
         lines.append(f"| {shown} | {ours} | {beside} | {theirs} | {ratio_of} |")
-    lines += ["", f"Medians (libraries: one run) on {', '.join(sorted(gpus))}; sides alternated."]
+    but = f" ({', '.join(sorted(once))}: one run)" if once else ""
+    lines += ["", f"Medians{but} on {', '.join(sorted(gpus))}. Sides alternated."]
     return "\n".join(lines)
 
 

@@ -384,12 +384,13 @@ Find = Callable[[str, str, str], "dict[str, Any] | None"]
 
 def table(find: Find) -> str:
     """A row for each program that was measured; nothing where none was."""
-    lines, runs = [], {}
+    lines, machines = [], dict[str, None]()
     for name, program in PROGRAMS.items():
         measured = find("stacks", f"{name}: runs that fail", NATIVE)
         if measured is None:
             continue
-        runs[measured["run"]["commit"]] = measured["run"]
+        run = measured["run"]
+        machines[f"{run['gpu']}, torch {run['torch']}"] = None
         said = [program.title]
         for case in SHOWN:
             one = measured["cases"].get(case, {"why": "", "MiB": None})
@@ -398,12 +399,11 @@ def table(find: Find) -> str:
         title, peer = f"{name}, automatic uses: outputs that differ", AGAIN.format(program.judge)
         differ, audit = find("stacks", title, peer), find("stacks", f"{name}: findings", "nothing")
         said += [f"{differ['ours']:g} ({differ['peer']:g})" if differ else ""]
-        said += [f"{audit['ours']:g}" if audit else "", measured["run"]["commit"]]
+        said += [f"{audit['ours']:g}" if audit else "", run["commit"]]
         lines.append(f"| {' | '.join(said)} |")
     if not lines:
         return ""
     head = ["MiB; ms", *SHOWN.values(), "outputs that differ", "findings", "commit"]
-    machines = dict.fromkeys(f"{run['gpu']}, torch {run['torch']}" for run in runs.values())
     return "\n".join(
         [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines, "", f"{'; '.join(machines)}."]
     )

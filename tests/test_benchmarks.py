@@ -205,6 +205,15 @@ def measured_by(monkeypatch: pytest.MonkeyPatch, measure: Any) -> Any:
     return run
 
 
+def test_ranks_that_share_a_gpu_need_a_file_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESPER_ONE_GPU", "1")
+    with pytest.raises(SystemExit):
+        main(monkeypatch, "engines")
+    assert "ranks that share a GPU give no times to keep: name --out" in capsys.readouterr().err
+
+
 def test_a_case_that_gives_nothing_is_named_and_one_left_out_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

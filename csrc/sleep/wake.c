@@ -17,7 +17,7 @@
 
 /* Mapping a page takes as long as copying 3 MiB, whatever the page's size. So large pages wake
  * first, and the others are mapped while copies of large ones are still under way. */
-static const size_t LARGE_PAGE = 8 * MIB;
+static const size_t WAKES_FIRST = 8 * MIB;
 
 typedef struct wake_up {
   waking_t waking;
@@ -74,7 +74,7 @@ static esper_status bring_back(wake_up_t *c, bool large)
   for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
     for (size_t i = 0, parcel = 0; i < list->page_count && status == ESPER_OK; i++) {
       const sleeping_page_t *page = &list->pages[i];
-      if (!page->unneeded && (sleeping_page_size(page) >= LARGE_PAGE) == large)
+      if (!page->unneeded && (sleeping_page_size(page) >= WAKES_FIRST) == large)
         status = bring_page(c, sleeper_with(list), page, parcel);
       parcel += page->parcels;
     }

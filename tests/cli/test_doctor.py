@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import sys
 from typing import Any
 
@@ -149,6 +150,11 @@ def test_notes_do_not_make_it_a_problem(changes: dict[str, Any], what: str) -> N
     assert [finding.level for finding in findings] == ["note"]
     assert what in findings[0].what
     assert doctor.render(facts, findings).endswith("esper_alloc works here")
+
+
+def test_every_documented_variable_is_known() -> None:
+    documented = set(re.findall(r"ESPER_ALLOC_\w+", (ROOT / "docs/environment.md").read_text()))
+    assert len(documented) > 10 and gathering.unknown(documented) == []
 
 
 def test_the_native_backend_may_be_named() -> None:

@@ -20,11 +20,8 @@
 #include "stitch.h"
 
 /* A page costs the same up to LARGE_PAGE, whatever its size; a larger one costs as much as several.
- * But the driver takes it back in half the time. So under a tag, where memory is to sleep, a page
- * may be 1/TAG_PAGES of the request, and HUGE_PAGE at most. While memory is short, a page is at
- * most TIGHT_PAGE large, and at most 1/PAGES of the request. */
+ * While memory is short, a page is at most TIGHT_PAGE large, and at most 1/PAGES of the request. */
 enum { LARGE_PAGE = 32 << 20, TIGHT_PAGE = 8 << 20, PAGES = 5 };
-enum { HUGE_PAGE = 512 << 20, TAG_PAGES = 8 };
 
 /* Inside this file: no hole of the heap is large enough. Not an error; grow() handles it. */
 #define NO_HOLE ESPER_NOT_READY
@@ -120,12 +117,6 @@ static bool memory_is_plentiful(const device_t *device, size_t missing)
          segment_may_come(device, missing + all / 8);
 }
 
-static size_t plentiful_page(const growth_t *g)
-{
-  size_t share = g->heap->tag ? least(g->size / TAG_PAGES, HUGE_PAGE) : 0;
-  return share > LARGE_PAGE ? share : LARGE_PAGE;
-}
-
 /* A page can be lent only when all of it is free, so large pages waste memory. Those of private
  * pools are never lent. Pages of small blocks are one granule. */
 static size_t new_page_size(const growth_t *g, size_t created)
@@ -137,8 +128,8 @@ static size_t new_page_size(const growth_t *g, size_t created)
   if (!size && !slack_is_for(g->heap->pool))
     size = g->size;
   else if (!size)
-    size = memory_is_plentiful(g->device, created) ? plentiful_page(g)
-                                                   : least(g->size / PAGES, TIGHT_PAGE);
+    size =
+        memory_is_plentiful(g->device, created) ? LARGE_PAGE : least(g->size / PAGES, TIGHT_PAGE);
   return size > granule ? size / granule * granule : granule;
 }
 

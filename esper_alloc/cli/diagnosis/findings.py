@@ -244,7 +244,8 @@ def environment_findings(facts: Facts) -> list[Finding]:
                 )
             )
     for name in unknown(environment):
-        findings.append(note(f"{name} is no variable of esper_alloc's", "see `docs environment`"))
+        known = "those that it has: python -m esper_alloc docs environment"
+        findings.append(note(f"{name} is no variable of esper_alloc's", known))
     if "torch_memory_saver" in environment.get("LD_PRELOAD", ""):
         findings.append(
             note(

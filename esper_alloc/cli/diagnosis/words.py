@@ -77,9 +77,9 @@ def paths(facts: Facts) -> list[str]:
     """Which of its ways esper_alloc takes here, in words."""
     if not facts["core"]["loaded"]:
         return ["none"]
-    chosen = ["replay, which needs no GPU"]
     if not facts["driver"]["available"]:
         return ["none: only replay needs no GPU"]
+    chosen = ["replay, which needs no GPU"]
     torch, shim = facts["torch"], facts["shim"]
     if torch["cuda"]:
         pointers = "pluggable_allocator"

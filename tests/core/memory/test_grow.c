@@ -1,6 +1,5 @@
 /* How a heap of mapped segments grows: into which hole, and with which pages. */
 #include "draw.h"
-#include "esper_sleep.h"
 #include "pages_world.h"
 
 SCENE(a_heap_grows_by_what_is_missing)
@@ -35,17 +34,6 @@ SCENE_WITH(while_memory_is_plentiful_a_request_takes_few_pages, begin_with(16384
   CHECK_EQ(pages_for(30), 1);
   CHECK_EQ(pages_for(512), 16); /* 32 MiB each: larger ones take the driver as long */
   CHECK_EQ(reserved_mib(), 546);
-}
-
-SCENE_WITH(large_requests_under_a_tag_have_large_pages, begin_with(16384, &DEFAULTS))
-{
-  CHECK_OK(esper_tag_push("kv"));
-  CHECK_EQ(pages_for(256), 8);
-  CHECK_EQ(pages_for(512), 8);   /* 64 MiB each */
-  CHECK_EQ(pages_for(6000), 12); /* 512 MiB */
-  CHECK_EQ(pages_for(40), 2);
-  CHECK_OK(esper_tag_pop());
-  CHECK_EQ(pages_for(512), 16);
 }
 
 SCENE_WITH(while_memory_is_short_pages_are_small, begin_with(512, &DEFAULTS))

@@ -1,4 +1,5 @@
-"""Two processes or $ESPER_RANKS, a GPU each, that work together through torch.distributed.
+"""Two processes or $ESPER_RANKS, that work together through torch.distributed: a GPU each, or with
+ESPER_ONE_GPU=1 one for all.
 
 Usage: two_ranks.py SCENARIO ALLOCATOR [ARGUMENT...]
 
@@ -500,7 +501,6 @@ def conduct(name: str, allocator: str, arguments: list[str]) -> None:
         "NCCL_NVLS_ENABLE": "0",  # nothing here is multicast
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # no stream waits behind another's wait
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     with tempfile.TemporaryDirectory() as folder:
