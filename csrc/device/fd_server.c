@@ -4,6 +4,7 @@
 #include "fd_server.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -17,9 +18,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* How long each side waits for the other. An asker sends its number at once, so the server waits
- * less, because others are queueing. */
-enum { PATIENCE_S = 10, PATIENCE_WITH_ASKERS_S = 2 };
+enum {
+  /* How long each side waits for the other. An asker sends its number at once, so the server waits
+   * less, because others are queueing. */
+  PATIENCE_S = 10,
+  PATIENCE_WITH_ASKERS_S = 2,
+  KEPT = 128 /* an eighth of the files that many processes may open */
+};
 
 typedef struct offer {
   uint64_t number; /* 0: the entry is free */
@@ -33,6 +38,15 @@ static offer *offers;
 static size_t offer_count;
 static uint64_t own_key;
 static int listening = -1;
+
+/* Files that stay open for the next who asks, because a driver takes a millisecond to open one. A
+ * forked child closes them without the lock, so the number of a place is set last and cleared
+ * first. */
+static struct {
+  _Atomic uint64_t number; /* of the offer; 0: the place is free */
+  int file;
+} kept[KEPT];
+static size_t next_kept;
 
 /* The answering thread's socket and file at the moment; -1: none. */
 static atomic_int asker = -1, answered = -1;
@@ -148,6 +162,34 @@ static int receive_answer(int s, int *file)
 
 /* ---- the offering process ------------------------------------------------ */
 
+static void close_kept(size_t i)
+{
+  if (atomic_exchange(&kept[i].number, 0))
+    close(kept[i].file);
+}
+
+static void keep(uint64_t number, int file)
+{
+  if (file < 0)
+    return;
+  size_t i = next_kept++ % KEPT;
+  close_kept(i);
+  fcntl(file, F_SETFD, FD_CLOEXEC);
+  kept[i].file = file;
+  atomic_store(&kept[i].number, number);
+}
+
+/* A file of its own for the asker, since the kept one may be closed before it is sent; -1: none. */
+static int open_for_asker(const offer *asked)
+{
+  for (size_t i = 0; i < KEPT; i++)
+    if (atomic_load(&kept[i].number) == asked->number)
+      return fcntl(kept[i].file, F_DUPFD_CLOEXEC, 0);
+  int file = asked->open(asked->device, asked->object);
+  keep(asked->number, file);
+  return file < 0 ? -1 : fcntl(file, F_DUPFD_CLOEXEC, 0);
+}
+
 static bool receive_number(int s, uint64_t *number)
 {
   ssize_t got;
@@ -166,7 +208,7 @@ static void answer(int s)
   pthread_mutex_lock(&lock);
   for (size_t i = 0; i < offer_count && number; i++)
     if (offers[i].number == number) {
-      file = offers[i].open(offers[i].device, offers[i].object);
+      file = open_for_asker(&offers[i]);
       word = file < 0 ? EIO : 0;
     }
   atomic_store(&answered, file);
@@ -240,13 +282,16 @@ static int begin_to_answer(void)
 }
 
 /* A forked child has no answering thread. It closes the sockets it inherited; otherwise a process
- * that asks the parent after its end would wait for an answer. */
+ * that asks the parent after its end would wait for an answer. Its files would keep what the parent
+ * has withdrawn. */
 static void begin_anew(void)
 {
   int files[] = {listening, atomic_exchange(&asker, -1), atomic_exchange(&answered, -1)};
   for (int i = 0; i < 3; i++)
     if (files[i] >= 0)
       close(files[i]);
+  for (size_t i = 0; i < KEPT; i++)
+    close_kept(i);
   listening = -1;
   if (pthread_mutex_trylock(&lock) == 0) /* else another thread was changing them */
     free(offers);
@@ -296,7 +341,8 @@ static offer *free_place(void)
   return more;
 }
 
-int fd_server_offer(fd_server_open *open, int device, uint64_t object, fd_server_name *name)
+int fd_server_offer(fd_server_open *open, int device, uint64_t object, int file,
+                    fd_server_name *name)
 {
   uint64_t number;
   pthread_mutex_lock(&lock);
@@ -307,6 +353,9 @@ int fd_server_offer(fd_server_open *open, int device, uint64_t object, fd_server
   if (place) {
     *place = (offer){number, open, device, object};
     *name = (fd_server_name){(uint64_t)getpid(), own_key, number};
+    keep(number, file);
+  } else if (file >= 0) {
+    close(file);
   }
   pthread_mutex_unlock(&lock);
   return place ? 0 : error ? error : ENOMEM;
@@ -318,6 +367,9 @@ void fd_server_withdraw(uint64_t number)
   for (size_t i = 0; i < offer_count; i++)
     if (offers[i].number == number)
       offers[i].number = 0;
+  for (size_t i = 0; i < KEPT && number; i++)
+    if (atomic_load(&kept[i].number) == number)
+      close_kept(i);
   pthread_mutex_unlock(&lock);
 }
 

@@ -2,8 +2,9 @@
  *
  * A thread of the offering process answers at a socket in the abstract namespace. Everybody on the
  * machine can read the socket's name. Therefore each offer has a secret random number, and only
- * processes that were told it get the file. Files are opened on request, so thousands of offers
- * need no file descriptors. This needs no right to trace other processes, unlike pidfd_getfd(2),
+ * processes that were told it get the file. A hundred files stay open, because a driver takes a
+ * millisecond to open one; the others are opened on request, so thousands of offers need no more
+ * file descriptors. This needs no right to trace other processes, unlike pidfd_getfd(2),
  * which most containers and desktops refuse.
  *
  * A forked child offers nothing of its parent's and may make offers of its own. The answers end at
@@ -20,13 +21,15 @@ typedef struct fd_server_name {
   uint64_t number;  /* of the offer: the secret */
 } fd_server_name;
 
-/* Opens what is offered as a file, which is closed once it was sent; -1 on failure. Called in the
- * answering thread, and the offer cannot be withdrawn meanwhile. */
+/* Opens what is offered as a file; -1 on failure. Called in the answering thread, and the offer
+ * cannot be withdrawn meanwhile. */
 typedef int fd_server_open(int device, uint64_t object);
 
-/* Offers an object until it is withdrawn. Returns 0 or an errno: no socket, no thread or no host
+/* Offers an object until it is withdrawn. `file` is the object as `open` opens it, or -1; it belongs
+ * to the server from now on, also on failure. Returns 0 or an errno: no socket, no thread or no host
  * memory. */
-int fd_server_offer(fd_server_open *open, int device, uint64_t object, fd_server_name *name);
+int fd_server_offer(fd_server_open *open, int device, uint64_t object, int file,
+                    fd_server_name *name);
 void fd_server_withdraw(uint64_t number);
 
 /* Takes what this or another process offers. The caller closes *file. Returns 0 or an errno:

@@ -652,7 +652,8 @@ SCENARIO(sharing)
   int files = open_files();
   for (int i = 0; i < MANY; i++)
     CHECK(driver->page_export(SELF, 1, a_page, &many) == ESPER_OK);
-  CHECK(open_files() == files);
+  CHECK(open_files() < files + MANY / 2); /* the newest stay open */
+  files = open_files();
   CHECK(write(down[1], names, sizeof names) == sizeof names);
   CHECK(read(up[0], answer, 2) == 2);
   CHECK(driver->page_import(SELF, 1, &many, &a_page) == ESPER_OK); /* one's own */

@@ -2,6 +2,7 @@
  * files of our own. One scenario a process: test_fd_server SCENARIO. Run by
  * tests/test_fd_server.py, which builds it. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -63,7 +64,7 @@ static int refuse_to_open(int device, uint64_t object)
 static fd_server_name offer(int milliseconds, uint64_t object)
 {
   fd_server_name name;
-  CHECK_IS(fd_server_offer(open_file, milliseconds, object, &name), 0);
+  CHECK_IS(fd_server_offer(open_file, milliseconds, object, -1, &name), 0);
   return name;
 }
 
@@ -80,6 +81,14 @@ static int take(fd_server_name name, uint64_t object)
   CHECK_IS(found, object);
   close(file);
   return 0;
+}
+
+static void wait_for_files(int count)
+{
+  for (int i = 0; open_files() != count; i++) { /* the thread that answers is closing */
+    CHECK(i < 10000);
+    usleep(10000);
+  }
 }
 
 static double now(void)
@@ -138,7 +147,7 @@ SCENARIO(guess)
 SCENARIO(refused)
 {
   fd_server_name name = offer(0, 1), broken;
-  CHECK_IS(fd_server_offer(refuse_to_open, 0, 7, &broken), 0);
+  CHECK_IS(fd_server_offer(refuse_to_open, 0, 7, -1, &broken), 0);
   int files = open_files();
   CHECK_IS(take(broken, 7), EIO);
   fd_server_name other = name;
@@ -147,10 +156,68 @@ SCENARIO(refused)
   other = name;
   other.process++;
   CHECK_IS(take(other, 1), ECONNREFUSED);
-  for (int i = 0; open_files() != files; i++) { /* the thread that answers is closing */
-    CHECK(i < 10000);
-    usleep(10000);
+  wait_for_files(files);
+}
+
+static atomic_int opened;
+
+static int open_inheritable(int device, uint64_t object)
+{
+  int file = open_file(device, object);
+  atomic_fetch_add(&opened, 1);
+  CHECK_IS(fcntl(file, F_SETFD, 0), 0);
+  return file;
+}
+
+/* Open files that a program would inherit. */
+static int files_for_programs(void)
+{
+  int count = 0;
+  for (int file = 0; file < 1024; file++) {
+    int flags = fcntl(file, F_GETFD);
+    count += flags >= 0 && !(flags & FD_CLOEXEC);
   }
+  return count;
+}
+
+static void check_all(const fd_server_name *names, uint64_t count)
+{
+  for (uint64_t i = 0; i < count; i++)
+    CHECK_IS(take(names[i], i), 0);
+}
+
+/* A few are opened once, many take no more files than 128, and none stays open when its offer is
+ * withdrawn, in a child, or in another program. */
+SCENARIO(kept)
+{
+  enum { FEW = 100, MANY = 400, AT_MOST = 128 };
+  static fd_server_name names[MANY];
+  (void)offer(0, 1); /* the socket is open now */
+  int files = open_files(), for_programs = files_for_programs();
+  for (uint64_t i = 0; i < MANY; i++) {
+    int file = open_inheritable(0, i);
+    CHECK_IS(fd_server_offer(open_inheritable, 0, i, file, &names[i]), 0);
+  }
+  wait_for_files(files + AT_MOST);
+  check_all(names, FEW);
+  atomic_store(&opened, 0);
+  check_all(names, FEW);
+  CHECK_IS(atomic_load(&opened), 0);
+  check_all(names, MANY);
+  wait_for_files(files + AT_MOST);
+  CHECK_IS(files_for_programs(), for_programs);
+  pid_t child = fork_with_alarm();
+  if (child == 0) {
+    CHECK(open_files() <= files); /* the socket is not among them either */
+    _exit(0);
+  }
+  expect_success(child);
+  check_all(names, MANY);
+  for (uint64_t i = 0; i < MANY; i++) {
+    fd_server_withdraw(names[i].number);
+    CHECK_IS(take(names[i], i), ENOENT);
+  }
+  wait_for_files(files);
 }
 
 /* Root is somebody else, too; each side finds that out for itself. */
@@ -251,15 +318,14 @@ static void note_signal(int number)
 
 SCENARIO(signals)
 {
-  fd_server_name name = offer(200, 1);
   struct sigaction action = {.sa_handler = note_signal};
   struct itimerval often = {{0, 2000}, {0, 2000}};
   sigset_t before, after;
   sigaction(SIGALRM, &action, NULL);
   setitimer(ITIMER_REAL, &often, NULL);
   sigprocmask(SIG_BLOCK, NULL, &before);
-  for (int i = 0; i < 3; i++)
-    CHECK_IS(take(name, 1), 0);
+  for (uint64_t i = 1; i <= 3; i++)
+    CHECK_IS(take(offer(200, i), i), 0);
   sigprocmask(SIG_BLOCK, NULL, &after);
   CHECK_IS(sigismember(&after, SIGALRM), sigismember(&before, SIGALRM));
 }
@@ -300,7 +366,7 @@ SCENARIO(fork)
   int files = open_files();
   fd_server_name name;
   pthread_t thread;
-  CHECK_IS(fd_server_offer(open_when_told, 0, 1, &name), 0);
+  CHECK_IS(fd_server_offer(open_when_told, 0, 1, -1, &name), 0);
   CHECK_IS(pthread_create(&thread, NULL, take_slowly, &name), 0);
   while (!atomic_load(&being_asked))
     usleep(1000);

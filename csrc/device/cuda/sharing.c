@@ -34,14 +34,12 @@ static int open_page(int device, uint64_t page)
 esper_status cuda_page_export(void *self, int device, uint64_t page, esper_page_name *name)
 {
   (void)self;
-  int file;
+  int file; /* now, because a failure later could not be reported to the caller */
   fd_server_name offered;
-  /* Try once now, because a failure later could not be reported to the caller. */
   esper_status status = export_file(device, page, &file);
   if (status != ESPER_OK)
     return status;
-  close(file);
-  int error = fd_server_offer(open_page, device, page, &offered);
+  int error = fd_server_offer(open_page, device, page, file, &offered);
   if (error)
     return cuda_refuse(ESPER_UNSUPPORTED, "a page cannot be offered to other processes: %s",
                        strerror(error));
