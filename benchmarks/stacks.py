@@ -111,6 +111,7 @@ class Run:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = False
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it does not repeat
 
     def step(self, output: Any) -> None:
         """A step is over: its output is a tensor, or what JSON can hold."""
