@@ -17,12 +17,15 @@ Environment:
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -273,6 +276,15 @@ def compile_in_parallel(compiler: Any) -> None:
     compiler.spawn = spawn
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Waits for another build in this folder. Two at once would link what is half written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 class BuildExtensions(build_ext):
     """Builds the core plainly and the PyTorch part the way torch wants it."""
 
@@ -286,6 +298,10 @@ class BuildExtensions(build_ext):
                 f"esper_alloc: {'; '.join(FOUND.missing)}. For the helpers and `replay` alone, "
                 "build with ESPER_ALLOC_SHIM=0 in the environment"
             )
+        with alone_in(Path(self.build_temp)):
+            self.build_all()
+
+    def build_all(self) -> None:
         self.given_up: list[str] = []
         self.notice_other_circumstances()
         built = {extension.name for extension in WITH_TORCH}

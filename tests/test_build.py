@@ -552,6 +552,38 @@ assert written("torch/a/x.cpp") != before
     run(sys.executable, "-c", program, tmp_path)
 
 
+def test_a_build_waits_for_another_in_its_folder(tmp_path: Path) -> None:
+    program = """
+import pathlib, runpy, sys, threading, time
+sys.path.insert(0, "tools")
+import setuptools
+setuptools.setup = lambda **k: None
+found = runpy.run_path("setup.py", run_name="setup")
+folder, order = pathlib.Path(sys.argv[1], "temp"), []
+def second():
+    with found["alone_in"](folder):
+        order.append("second")
+with found["alone_in"](folder):
+    other = threading.Thread(target=second)
+    other.start()
+    time.sleep(0.2)
+    order.append("first")
+other.join()
+command = found["BuildExtensions"](setuptools.Distribution())
+command.build_temp = str(folder)
+def third():
+    with found["alone_in"](folder):
+        order.append("third")
+command.build_all = lambda: (threading.Thread(target=third).start(), time.sleep(0.2), order.append("built"))
+command.run()
+while len(order) < 4:
+    time.sleep(0.01)
+print(order)
+"""
+    said = run(sys.executable, "-c", program, tmp_path, ESPER_ALLOC_SHIM="0")
+    assert said.splitlines()[-1] == str(["first", "second", "built", "third"])
+
+
 @needs_extension
 def test_kernels_are_built_where_they_can_be(torch_build: Any) -> None:
     """Without this, a mistake in a kernel would only make everything slower."""
