@@ -1,6 +1,7 @@
 #include "use.h"
 
 #include "../order/capture.h"
+#include "../order/host_wait.h"
 #include "../order/record.h"
 #include "../order/stream.h"
 #include "block.h"
@@ -195,10 +196,16 @@ bool block_is_marked(const block_t *block)
 
 record_t *block_awaits(const block_t *block, const stream_t *reader)
 {
-  for (const use_t *use = block->withheld ? NULL : block->uses; use; use = use->next)
-    if (use->record && !use->stream->all_streams && !use_is_satisfied(use, reader))
-      return use->record;
-  return NULL;
+  record_t *first = NULL;
+  for (const use_t *use = block->withheld ? NULL : block->uses; use; use = use->next) {
+    if (!use->record || use->stream->all_streams || use_is_satisfied(use, reader))
+      continue;
+    if (!stream_may_be_awaited(use->stream))
+      return NULL; /* to wait for the others would not free it */
+    if (!first)
+      first = use->record;
+  }
+  return first;
 }
 
 stream_t *loan_stream(stream_t *borrower)

@@ -59,9 +59,7 @@ size_t allowance_of(const heap_t *heap)
  * wait for it. */
 static record_t *awaited(const request_t *q, const block_t *block)
 {
-  record_t *record =
-      block->segment->large == q->large ? block_awaits(block, q->heap->stream) : NULL;
-  return record && stream_may_be_awaited(record->stream) ? record : NULL;
+  return block->segment->large == q->large ? block_awaits(block, q->heap->stream) : NULL;
 }
 
 /* The oldest of the pending blocks that are spared: the two newest, as many as fit into the

@@ -71,6 +71,32 @@ SCENE_WITH(a_large_block_behind_smaller_ones_is_not_waited_for, begin_holding())
   CHECK(held_back() > 0);
 }
 
+/* Both streams read each block, and one of them is stuck. */
+static void free_with_two_uses(int count, esper_stream first, esper_stream second)
+{
+  for (int i = 0; i < count; i++) {
+    void *p = block(12 * MIB, r);
+    world_read_marked(&w, first, p, r);
+    world_read_marked(&w, second, p, r);
+    world_free(&w, p);
+  }
+}
+
+SCENE_WITH(what_a_stuck_stream_keeps_is_not_waited_for, begin_holding())
+{
+  esper_stream stuck = w.stream[3];
+  free_with_two_uses(8, s, s);
+  CHECK(held_back() > 0); /* not in vain */
+  sim_wait_flag(w.s, 0, stuck.handle, 0);
+  free_with_two_uses(8, stuck, stuck);
+  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 1);
+  uint64_t before = held_back();
+  free_with_two_uses(8, s, stuck);
+  free_with_two_uses(8, stuck, s);
+  CHECK_EQ(held_back(), before);
+  sim_raise_flag_now(w.s, 0);
+}
+
 /* ---- the allowance is raised ------------------------------------------------- */
 
 SIM_HOOK(complete_all)
