@@ -18,7 +18,6 @@ Environment:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import shutil
@@ -278,10 +277,19 @@ def compile_in_parallel(compiler: Any) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Waits for another build in this folder. Two at once would link what is half written."""
+    """Waits for another build of the extensions in this folder: two at once would link what is half
+    written. Not every file system has locks; without one a build goes on."""
+    import fcntl
+
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"esper_alloc: waiting for another build in {folder}", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass
         yield
 
 
@@ -298,7 +306,8 @@ class BuildExtensions(build_ext):
                 f"esper_alloc: {'; '.join(FOUND.missing)}. For the helpers and `replay` alone, "
                 "build with ESPER_ALLOC_SHIM=0 in the environment"
             )
-        with alone_in(Path(self.build_temp)):
+        # Wherever objects go, extensions that are built in place go to one folder.
+        with alone_in(ROOT / "build"):
             self.build_all()
 
     def build_all(self) -> None:

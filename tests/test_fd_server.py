@@ -16,7 +16,7 @@ FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SCENARIOS = (
     (
-        "guess refused kept users silent crowd signals full_table fork orphan exit network"  # as main() has them
+        "guess refused kept last_descriptor users silent crowd signals full_table fork orphan exit network"  # as main() has them
     ).split()
 )
 

@@ -41,7 +41,7 @@ static int listening = -1;
 
 /* Files that stay open for the next who asks, because a driver takes a millisecond to open one. A
  * forked child closes them without the lock, so the number of a place is set last and cleared
- * first. */
+ * first. (One that is opened or closed during the fork may stay open there.) */
 static struct {
   _Atomic uint64_t number; /* of the offer; 0: the place is free */
   int file;
@@ -168,26 +168,41 @@ static void close_kept(size_t i)
     close(kept[i].file);
 }
 
+/* The place of an offer's file, or a free one if the number is 0; KEPT: there is none. */
+static size_t place_of(uint64_t number)
+{
+  size_t i = 0;
+  while (i < KEPT && atomic_load(&kept[i].number) != number)
+    i++;
+  return i;
+}
+
 static void keep(uint64_t number, int file)
 {
   if (file < 0)
     return;
-  size_t i = next_kept++ % KEPT;
+  size_t i = place_of(0);
+  if (i == KEPT)
+    i = next_kept++ % KEPT;
   close_kept(i);
   fcntl(file, F_SETFD, FD_CLOEXEC);
   kept[i].file = file;
   atomic_store(&kept[i].number, number);
 }
 
-/* A file of its own for the asker, since the kept one may be closed before it is sent; -1: none. */
+/* A file of its own for the asker, since the kept one may be closed before it is sent; -1: none.
+ * Where no descriptor is left, it gets the kept one. */
 static int open_for_asker(const offer *asked)
 {
-  for (size_t i = 0; i < KEPT; i++)
-    if (atomic_load(&kept[i].number) == asked->number)
-      return fcntl(kept[i].file, F_DUPFD_CLOEXEC, 0);
-  int file = asked->open(asked->device, asked->object);
-  keep(asked->number, file);
-  return file < 0 ? -1 : fcntl(file, F_DUPFD_CLOEXEC, 0);
+  if (place_of(asked->number) == KEPT)
+    keep(asked->number, asked->open(asked->device, asked->object));
+  size_t i = place_of(asked->number);
+  if (i == KEPT)
+    return -1;
+  int file = fcntl(kept[i].file, F_DUPFD_CLOEXEC, 0);
+  if (file < 0 && atomic_exchange(&kept[i].number, 0))
+    file = kept[i].file;
+  return file;
 }
 
 static bool receive_number(int s, uint64_t *number)
@@ -367,9 +382,9 @@ void fd_server_withdraw(uint64_t number)
   for (size_t i = 0; i < offer_count; i++)
     if (offers[i].number == number)
       offers[i].number = 0;
-  for (size_t i = 0; i < KEPT && number; i++)
-    if (atomic_load(&kept[i].number) == number)
-      close_kept(i);
+  size_t place = number ? place_of(number) : KEPT;
+  if (place < KEPT)
+    close_kept(place);
   pthread_mutex_unlock(&lock);
 }
 

@@ -2,7 +2,7 @@
  *
  * A thread of the offering process answers at a socket in the abstract namespace. Everybody on the
  * machine can read the socket's name. Therefore each offer has a secret random number, and only
- * processes that were told it get the file. A hundred files stay open, because a driver takes a
+ * processes that were told it get the file. At most 128 files stay open, because a driver takes a
  * millisecond to open one; the others are opened on request, so thousands of offers need no more
  * file descriptors. This needs no right to trace other processes, unlike pidfd_getfd(2),
  * which most containers and desktops refuse.

@@ -220,6 +220,32 @@ SCENARIO(kept)
   wait_for_files(files);
 }
 
+/* One descriptor is enough for the one who answers, again and again. */
+SCENARIO(last_descriptor)
+{
+  int names[2], answers[2];
+  CHECK(pipe(names) == 0 && pipe(answers) == 0);
+  pid_t child = fork_with_alarm();
+  if (child == 0) {
+    fd_server_name name = offer(0, 7), nobody;
+    int next = dup(0), after = dup(0); /* the asker's socket, and the file */
+    CHECK(next >= 0 && after >= 0);
+    close(next);
+    close(after);
+    struct rlimit limit = {(rlim_t)after + 1, (rlim_t)after + 1};
+    CHECK_IS(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    send_name(names[1], name);
+    receive(answers[0], &nobody);
+    _exit(0);
+  }
+  fd_server_name name;
+  receive(names[0], &name);
+  for (int i = 0; i < 3; i++)
+    CHECK_IS(take(name, 7), 0);
+  send_name(answers[1], name);
+  expect_success(child);
+}
+
 /* Root is somebody else, too; each side finds that out for itself. */
 SCENARIO(users)
 {

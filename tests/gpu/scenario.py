@@ -30,6 +30,14 @@ def run_program(name: str, *args: str, env: Mapping[str, str] | None = None) -> 
     return json.loads(printed[-1])
 
 
+def ranks(name: str, allocator: str, *arguments: str, **env: str) -> list[dict[str, Any]]:
+    """What each rank of programs/two_ranks.py reports."""
+    found: list[dict[str, Any]] = run_program("two_ranks", name, allocator, *arguments, env=env)[
+        "ranks"
+    ]
+    return found
+
+
 def little_was_lost(found: Mapping[str, Any]) -> bool:
     """Whether a run of device.HeldBack was held back for at most a twentieth of its time. The first
     seconds do not count, nor does one wait as long as those in them."""

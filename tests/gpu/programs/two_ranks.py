@@ -406,9 +406,9 @@ def exchanges(rank: int) -> Found:
         send(turns % 60)
         receive(turns % 60)
         main.wait_stream(sending)
-        held_back.look()
         if held_back.first is None:
             first_turns = turns
+        held_back.look()
         if turns % 10 == 0:  # all ranks must end with the same turn
             torch.cuda.synchronize()
             go_on.fill_(held_back.elapsed() < seconds)
