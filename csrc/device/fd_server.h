@@ -25,9 +25,9 @@ typedef struct fd_server_name {
  * cannot be withdrawn meanwhile. */
 typedef int fd_server_open(int device, uint64_t object);
 
-/* Offers an object until it is withdrawn. `file` is the object as `open` opens it, or -1; it belongs
- * to the server from now on, also on failure. Returns 0 or an errno: no socket, no thread or no host
- * memory. */
+/* Offers an object until it is withdrawn. `file` is the object as `open` opens it, or -1; it
+ * belongs to the server from now on, also on failure. Returns 0 or an errno: no socket, no thread
+ * or no host memory. */
 int fd_server_offer(fd_server_open *open, int device, uint64_t object, int file,
                     fd_server_name *name);
 void fd_server_withdraw(uint64_t number);
