@@ -1265,7 +1265,7 @@ def test_values_are_esper_lites(momentum: float | None) -> None:
 
 def test_documented_examples_run(route: str) -> None:
     examples = blocks(ROOT / "docs" / "normalize.md")
-    assert len(examples) == 8
+    assert len(examples) == 5
     names: dict[str, Any] = {}
     for block in examples:
         exec(compile(block, "docs/normalize.md", "exec"), names)
