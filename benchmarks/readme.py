@@ -94,18 +94,23 @@ def few_rows() -> str:
         "| measured | esper_alloc | PyTorch | PyTorch's figure | ratio |",
         "|---|---|---|---|---|",
     ]
-    gpus, once = set(), set()
+    gpus, rounds = set(), dict[str, set[int]]()
     for topic, name, peer, label, beside in FEW:
         row = needed(topic, name, peer)
         gpus.add(row["run"]["gpu"].replace("NVIDIA ", ""))
-        once |= {topic} if row["rounds"] == 1 else set()
+        rounds.setdefault(topic, set()).add(row["rounds"])
         ours, theirs = (f"{figure(row[side])} {row['unit']}" for side in ("ours", "peer"))
         if row["unit"] == "runs":  # that fail
-            ours, theirs = ("fails" if row[side] else "runs" for side in ("ours", "peer"))
+            ours, theirs = ("can fail" if row[side] else "runs" for side in ("ours", "peer"))
         shown = f"[{label}](benchmarks/results/{topic}.json)"
         ratio_of = "" if row["unit"] == "runs" else ratio(row)
         lines.append(f"| {shown} | {ours} | {beside} | {theirs} | {ratio_of} |")
-    but = f" ({', '.join(sorted(once))}: one run)" if once else ""
+    few = [
+        f"{topic}: {'one run' if max(these) == 1 else f'1-{max(these)} runs'}"
+        for topic, these in sorted(rounds.items())
+        if min(these) == 1
+    ]
+    but = f" ({', '.join(few)})" if few else ""
     lines += ["", f"Medians{but} on {', '.join(sorted(gpus))}. Sides alternated."]
     return "\n".join(lines)
 

@@ -61,6 +61,5 @@ def test_exchanges_whose_sends_need_the_others_memory_go_on() -> None:
         rates[allowance].append(min(found["later_turns_a_second"] for found in both))
     print(json.dumps(seen))
     if os.environ.get("ESPER_ONE_GPU") != "1":  # else messages go by sockets
-        # On two H200s 0.87 and 0.95, when the host still waited for memory that another stream, for
-        # which it had waited in vain, kept as well.
+        # Runs differ by a tenth. This finds a host that waits at every turn.
         assert max(rates["0"]) >= 0.75 * max(rates["off"]), seen

@@ -7,7 +7,8 @@
  * The waits of a malloc, and of a pool that begins, are trusting. After one in vain the device
  * rests for forty times as long as the wait took. Meanwhile the host waits like that only for
  * streams for which the last such wait was not in vain, and for those for which there was none yet,
- * until that has cost two seconds. So however many streams are stuck, little time is lost. */
+ * until that has cost two seconds. Memory that other streams keep as well is not waited for. So
+ * however many streams are stuck, little time is lost. */
 #ifndef ESPER_HOST_WAIT_H
 #define ESPER_HOST_WAIT_H
 

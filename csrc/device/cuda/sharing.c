@@ -34,8 +34,9 @@ static int open_page(int device, uint64_t page)
 esper_status cuda_page_export(void *self, int device, uint64_t page, esper_page_name *name)
 {
   (void)self;
-  int file; /* now, because a failure later could not be reported to the caller */
+  int file;
   fd_server_name offered;
+  /* Now, because a failure later could not be reported to the caller. */
   esper_status status = export_file(device, page, &file);
   if (status != ESPER_OK)
     return status;
