@@ -100,11 +100,8 @@ def few_rows() -> str:
         gpus.add(row["run"]["gpu"].replace("NVIDIA ", ""))
         rounds.setdefault(topic, set()).add(row["rounds"])
         ours, theirs = (f"{figure(row[side])} {row['unit']}" for side in ("ours", "peer"))
-        if row["unit"] == "runs":  # that fail
-            ours, theirs = ("can fail" if row[side] else "runs" for side in ("ours", "peer"))
         shown = f"[{label}](benchmarks/results/{topic}.json)"
-        ratio_of = "" if row["unit"] == "runs" else ratio(row)
-        lines.append(f"| {shown} | {ours} | {beside} | {theirs} | {ratio_of} |")
+        lines.append(f"| {shown} | {ours} | {beside} | {theirs} | {ratio(row)} |")
     few = [
         f"{topic}: {'one run' if max(these) == 1 else f'1-{max(these)} runs'}"
         for topic, these in sorted(rounds.items())
