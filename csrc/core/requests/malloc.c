@@ -27,19 +27,15 @@
  *
  * Memory with a fence (esper_fence) is always new: malloc_fenced.c instead of all these steps.
  * malloc_capture.c has the steps inside a capture, hold_back.c the waits of steps 4 and 8.
- * request.c has the ends of a request, and release.c gives memory back to the driver. */
+ * request.c begins and ends a request, and release.c gives memory back to the driver. */
 #include "malloc.h"
 
 #include "../base/error.h"
 #include "../blocks/block.h"
-#include "../blocks/block_cache.h"
 #include "../blocks/use.h"
 #include "../memory/failure.h"
 #include "../memory/grow.h"
 #include "../memory/slack.h"
-#include "../order/capture.h"
-#include "../order/capture_thread.h"
-#include "../order/capturing.h"
 #include "../order/retire.h"
 #include "../pools/pool.h"
 #include "drain.h"
@@ -275,38 +271,6 @@ static block_t *steps_2_to_8(const request_t *q, esper_status *status)
   return (block = find_in_spare_pools(q)) ? block : wait_and_release(q, status);
 }
 
-/* NULL: no host memory for it or, in a capture, its branch. */
-static heap_t *heap_of(const request_t *q)
-{
-  heap_t *heap = pool_find_or_make_heap(q->pool, q->presented.stream, q->capture, q->tag);
-  if (heap && q->capture && !heap->branch)
-    heap->branch = capture_branch(q->core, q->presented.stream, q->capture);
-  return heap && q->capture && !heap->branch ? NULL : heap;
-}
-
-/* Whether another thread has put the tag to sleep since the request began. */
-static bool has_gone_to_sleep(const request_t *q)
-{
-  if (!atomic_load_explicit(&q->core->asleep, memory_order_relaxed))
-    return false;
-  lock(&q->device->lock);
-  bool asleep = q->device->asleep[q->tag];
-  unlock(&q->device->lock);
-  return asleep;
-}
-
-/* Sets the error of a request that no step served. */
-static esper_status why_none(const request_t *q, bool asleep, esper_status status)
-{
-  if (device_has_failed(q->device))
-    return failure_check(q->device);
-  if (asleep)
-    return request_refuse_asleep(q->device, q->tag);
-  return status == ESPER_OUT_OF_MEMORY ? request_fail(q)
-         : status == ESPER_REJECTED    ? request_reject(q)
-                                       : status;
-}
-
 /* All steps but the first. A block is not handed out after all if the tag fell asleep or the device
  * failed meanwhile. The device's lock is not held. */
 static esper_status find_block(request_t *q, bool fenced, block_t **block)
@@ -317,95 +281,34 @@ static esper_status find_block(request_t *q, bool fenced, block_t **block)
   *block = fenced ? malloc_take_fenced(q, &status) : steps_2_to_8(q, &status);
   if (atomic_load_explicit(&q->core->ended_a_capture, memory_order_relaxed))
     malloc_warn_of_ended_capture(q->core);
-  bool asleep = has_gone_to_sleep(q);
+  bool asleep = request_fell_asleep(q);
   if (*block && (asleep || device_has_failed(q->device))) {
     free_block(q->core, (void *)(*block)->address);
     *block = NULL;
   }
-  return *block ? ESPER_OK : why_none(q, asleep, status);
-}
-
-/* `attempt`: what cache_malloc found out about the stream, if it could. */
-static esper_status present(core_t *core, esper_stream stream, cache_attempt_t attempt,
-                            presented_t *presented)
-{
-  esper_status status = ESPER_OK;
-  if (attempt.stream)
-    *presented = stream_presented(attempt.stream, stream.handle);
-  else
-    status = stream_present(core, stream, presented);
-  presented->asked |= attempt.asked; /* and the answer was that the stream is in no capture */
-  return status;
-}
-
-/* Which capture the request is in. Outside of any, held uses get their event now, because the
- * stream is presented. */
-static esper_status find_capture(request_t *q)
-{
-  core_t *core = q->core;
-  q->capture =
-      RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q->presented, /* recording */ false) : 0;
-  /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */
-  if (q->capture == CAPTURE_UNKNOWN) {
-    capture_thread_note(q->capture, q->presented.stream);
-    return error_from_driver(core,
-                             core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
-  }
-  /* An invalidated capture never runs, so this malloc counts as outside of any. */
-  if (q->capture == ESPER_CAPTURE_INVALID)
-    q->capture = 0;
-  if (q->capture)
-    capture_thread_note(q->capture, q->presented.stream);
-  else if (atomic_load_explicit(&q->presented.stream->holds, memory_order_relaxed))
-    held_uses_record(core, q->presented);
-  return ESPER_OK;
+  return *block ? ESPER_OK : request_refuse(q, asleep, status);
 }
 
 esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_attempt_t attempt,
                           void **ptr)
 {
-  device_t *device = pool->device;
-  core_t *core = device->core;
   *ptr = NULL;
   if (!size)
     return ESPER_OK;
-
-  const config_t *config = config_of(core);
-  presented_t presented;
-  esper_status status = present(core, stream, attempt, &presented);
-  if (status != ESPER_OK) {
-    capture_thread_refused(core); /* for frees in bodies of conditional nodes (rule 7i) */
-    return status;
-  }
-  const size_t rounded = attempt.size ? attempt.size : config_round(config, size);
-  /* Every field is named: to clear the request first would take as long as taking the lock. */
-  request_t q = {.core = core,
-                 .device = device,
-                 .pool = pool,
-                 .heap = NULL,
-                 .config = config,
-                 .presented = presented,
-                 .capture = 0,
-                 .tag = tag_current(),
-                 .asked = size,
-                 .size = rounded,
-                 .large = config_is_large(rounded),
-                 .missed = attempt.missed,
-                 .addresses_missing = 0};
-  if (!q.size) /* too large to be rounded */
-    return request_fail(&q);
-  if ((status = find_capture(&q)) != ESPER_OK)
+  request_t q;
+  esper_status status = request_begin(&q, pool, size, stream, attempt);
+  if (status != ESPER_OK)
     return status;
 
+  device_t *device = q.device;
+  block_t *block = NULL;
   lock(&device->lock);
   if (device->asleep[q.tag] || device_has_failed(device)) {
     unlock(&device->lock);
-    status = failure_check(device);
-    return status == ESPER_OK ? request_refuse_asleep(device, q.tag) : status;
+    return request_refuse(&q, /* asleep */ true, ESPER_OK);
   }
-  q.heap = heap_of(&q);
-  bool fenced = core_is(core, CORE_FENCED) && pool == device->default_pool && !q.capture;
-  block_t *block = NULL;
+  q.heap = request_heap(&q);
+  bool fenced = core_is(q.core, CORE_FENCED) && pool == device->default_pool && !q.capture;
   if (q.heap && !fenced)
     block = request_take_ready(&q); /* step 1 */
   unlock(&device->lock);

@@ -6,9 +6,14 @@
 #include "../blocks/block_cache.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
+#include "../memory/failure.h"
 #include "../memory/grow.h"
 #include "../memory/segment.h"
+#include "../order/capture.h"
+#include "../order/capture_thread.h"
+#include "../order/capturing.h"
 #include "../pools/pool.h"
+#include "drain.h"
 
 /* ---- handing out ------------------------------------------------------- */
 
@@ -97,7 +102,7 @@ block_t *request_take_ready(const request_t *q)
   return block;
 }
 
-/* ---- out of memory ----------------------------------------------------- */
+/* ---- none was found ----------------------------------------------------- */
 
 static _Thread_local esper_failure last_failure;
 
@@ -135,7 +140,8 @@ static void note_failure(const request_t *q, size_t device_free, size_t device_t
   };
 }
 
-esper_status request_fail(const request_t *q)
+/* Memory ran out. Asks the driver how much is free. */
+static esper_status refuse_for_memory(const request_t *q)
 {
   size_t device_free = 0, device_total = q->device->total;
   call_memory_info(q->core, q->device->index, &device_free, &device_total);
@@ -157,7 +163,7 @@ esper_status request_fail(const request_t *q)
       last_failure.reserved);
 }
 
-esper_status request_refuse_asleep(const device_t *device, tag_t tag)
+static esper_status refuse_asleep(const device_t *device, tag_t tag)
 {
   if (tag == TAG_NONE)
     return error_set(ESPER_ASLEEP,
@@ -171,11 +177,107 @@ esper_status request_refuse_asleep(const device_t *device, tag_t tag)
 }
 
 /* The error is set already. */
-esper_status request_reject(const request_t *q)
+static esper_status note_rejection(const request_t *q)
 {
   lock(&q->device->lock);
   q->device->stats.num_oom_rejections++;
   note_failure(q, 0, q->device->total);
   unlock(&q->device->lock);
   return ESPER_REJECTED;
+}
+
+bool request_fell_asleep(const request_t *q)
+{
+  if (!atomic_load_explicit(&q->core->asleep, memory_order_relaxed))
+    return false;
+  lock(&q->device->lock);
+  bool asleep = q->device->asleep[q->tag];
+  unlock(&q->device->lock);
+  return asleep;
+}
+
+esper_status request_refuse(const request_t *q, bool asleep, esper_status status)
+{
+  if (device_has_failed(q->device))
+    return failure_check(q->device);
+  if (asleep)
+    return refuse_asleep(q->device, q->tag);
+  return status == ESPER_OUT_OF_MEMORY ? refuse_for_memory(q)
+         : status == ESPER_REJECTED    ? note_rejection(q)
+                                       : status;
+}
+
+/* ---- its beginning ------------------------------------------------------- */
+
+/* `attempt`: what cache_malloc found out about the stream, if it could. */
+static esper_status present(core_t *core, esper_stream stream, cache_attempt_t attempt,
+                            presented_t *presented)
+{
+  esper_status status = ESPER_OK;
+  if (attempt.stream)
+    *presented = stream_presented(attempt.stream, stream.handle);
+  else
+    status = stream_present(core, stream, presented);
+  presented->asked |= attempt.asked; /* and the answer was that the stream is in no capture */
+  if (status != ESPER_OK)
+    capture_thread_refused(core); /* for frees in bodies of conditional nodes (rule 7i) */
+  return status;
+}
+
+/* Which capture the request is in. Outside of any, held uses get their event now, because the
+ * stream is presented. */
+static esper_status find_capture(request_t *q)
+{
+  core_t *core = q->core;
+  q->capture =
+      RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q->presented, /* recording */ false) : 0;
+  /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */
+  if (q->capture == CAPTURE_UNKNOWN) {
+    capture_thread_note(q->capture, q->presented.stream);
+    return error_from_driver(core,
+                             core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
+  }
+  /* An invalidated capture never runs, so this malloc counts as outside of any. */
+  if (q->capture == ESPER_CAPTURE_INVALID)
+    q->capture = 0;
+  if (q->capture)
+    capture_thread_note(q->capture, q->presented.stream);
+  else if (atomic_load_explicit(&q->presented.stream->holds, memory_order_relaxed))
+    held_uses_record(core, q->presented);
+  return ESPER_OK;
+}
+
+esper_status request_begin(request_t *q, pool_t *pool, size_t size, esper_stream stream,
+                           cache_attempt_t attempt)
+{
+  core_t *core = pool->device->core;
+  const config_t *config = config_of(core);
+  presented_t presented;
+  esper_status status = present(core, stream, attempt, &presented);
+  if (status != ESPER_OK)
+    return status;
+  const size_t rounded = attempt.size ? attempt.size : config_round(config, size);
+  /* Every field is named: to clear the request first would take as long as taking the lock. */
+  *q = (request_t){.core = core,
+                   .device = pool->device,
+                   .pool = pool,
+                   .heap = NULL,
+                   .config = config,
+                   .presented = presented,
+                   .capture = 0,
+                   .tag = tag_current(),
+                   .asked = size,
+                   .size = rounded,
+                   .large = config_is_large(rounded),
+                   .missed = attempt.missed,
+                   .addresses_missing = 0};
+  return rounded ? find_capture(q) : refuse_for_memory(q); /* 0: too large to be rounded */
+}
+
+heap_t *request_heap(const request_t *q)
+{
+  heap_t *heap = pool_find_or_make_heap(q->pool, q->presented.stream, q->capture, q->tag);
+  if (heap && q->capture && !heap->branch)
+    heap->branch = capture_branch(q->core, q->presented.stream, q->capture);
+  return heap && q->capture && !heap->branch ? NULL : heap;
 }

@@ -1,9 +1,10 @@
-/* request.h: one malloc while it looks for memory, and its ends: a block is handed out or lent, or
- * memory is exhausted. Only for malloc*.c and hold_back.c. */
+/* request.h: one malloc: how it begins, its state while it looks for memory, and its ends: a block
+ * is handed out or lent, or none is found. Only for malloc*.c and hold_back.c. */
 #ifndef ESPER_REQUEST_H
 #define ESPER_REQUEST_H
 
 #include "../base/config.h"
+#include "../blocks/block_cache.h"
 #include "../blocks/free_blocks.h"
 #include "../order/stream.h"
 
@@ -22,6 +23,14 @@ typedef struct request {
   bool missed;              /* its heap's block cache had nothing that serves */
   size_t addresses_missing; /* bytes of a fence for which live memory leaves no addresses; or 0 */
 } request_t;
+
+/* Presents the stream, finds out which capture it is in, and rounds the size. An error is set where
+ * the request may not begin. The heap is still missing: see request_heap. */
+esper_status request_begin(request_t *q, pool_t *pool, size_t size, esper_stream stream,
+                           cache_attempt_t attempt);
+/* Finds or makes the stream's heap. NULL: no host memory for it or, in a capture, for its branch.
+ * Under the device's lock. */
+heap_t *request_heap(const request_t *q);
 
 static inline bool request_may_borrow(const request_t *q, const heap_t *heap)
 {
@@ -42,11 +51,10 @@ block_t *request_lend(const request_t *q, block_t *block);
  * bins. NULL: none. Under the device's lock. */
 block_t *request_take_ready(const request_t *q);
 
-/* Counts and traces that the device is out of memory, and sets the error. */
-esper_status request_fail(const request_t *q);
-/* Sets the error for a tag that sleeps. */
-esper_status request_refuse_asleep(const device_t *device, tag_t tag);
-/* Counts that the request was rejected before the device was asked. */
-esper_status request_reject(const request_t *q);
+/* Whether another thread has put the request's tag to sleep since it began. */
+bool request_fell_asleep(const request_t *q);
+/* Sets the error of a request that got no block: the device failed, the tag is `asleep`, or the
+ * `status` of its steps. Counts and traces that memory ran out, or that a limit rejected it. */
+esper_status request_refuse(const request_t *q, bool asleep, esper_status status);
 
 #endif
