@@ -20,8 +20,7 @@ from measuring import device_used_mib, example, machine, seconds_of, use_allocat
 GIB = 1 << 30
 
 SMALL = ["--size", "tiny", "--prompts", "4", "--prompt", "16", "--answer", "8", "--steps", "2"]
-TURNS = ("engine sleeps", "trainer wakes", "engine wakes, weights", "trainer sleeps",
-         "engine wakes, cache")  # fmt: skip
+TURNS = ("engine sleeps, trainer wakes", "engine wakes, weights", "trainer sleeps, engine wakes")
 PHASES = ("rollout", "training", "new weights", *TURNS)
 
 

@@ -3,12 +3,14 @@
     python examples/colocated_step.py                # both in this process; needs vllm
     python -m esper_alloc run examples/colocated_step.py --engine-process
     python examples/colocated_step.py --awake        # nobody sleeps: needs memory for both
+    python examples/colocated_step.py --serial       # one wakes after the other has gone to sleep
     python examples/colocated_step.py --native       # vLLM's own sleep mode; the trainer moves
 
 A step: vLLM answers prompts, the trainer takes a policy gradient step on the answers, and vLLM gets
-the new weights. While one works the other sleeps, so that each has the device's memory. The model
-is a Qwen2 with random weights, and token ids stand for text, so nothing is downloaded. Prints the
-seconds of each phase and the device memory in use in it; --json writes them to a file.
+the new weights. While one works the other sleeps, so that each has the device's memory. One wakes
+while the other goes to sleep: copies then overlap with the driver's work. The model is a Qwen2 with
+random weights, and token ids stand for text, so nothing is downloaded. Prints the seconds of each
+phase and the device memory in use in it; --json writes them to a file.
 
 With --engine-process the engine has a process of its own, as vLLM starts it by default, and gets
 the weights by CUDA IPC.
@@ -24,7 +26,8 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -237,15 +240,31 @@ class Phases:
         self.gib[name] = (total - free) / GIB
 
 
-def step(engine: Any, trainer: Any, prompts: list[list[int]], phase: Any, awake: bool) -> float:
+def take_turns(sleep: Callable[[], None], wake: Callable[[], None], serial: bool) -> None:
+    """One goes to sleep while the other wakes in another thread. Where memory is short, the wake
+    waits for the pages that the sleep gives back, or begins anew after it."""
+    if serial:
+        sleep()
+        wake()
+        return
+    with ThreadPoolExecutor(1) as other:
+        woken = other.submit(wake)
+        sleep()
+        try:
+            woken.result()
+        except torch.OutOfMemoryError:
+            wake()
+
+
+def step(
+    engine: Any, trainer: Any, prompts: list[list[int]], phase: Any, awake: bool, serial: bool
+) -> float:
     """One step; whoever does not work sleeps, unless `awake`. The loss."""
     with phase("rollout"):
         answers = engine.answer(prompts)
     if not awake:
-        with phase("engine sleeps"):
-            engine.sleep()
-        with phase("trainer wakes"):
-            trainer.wake()
+        with phase("engine sleeps, trainer wakes"):
+            take_turns(engine.sleep, trainer.wake, serial)
     with phase("training"):
         tokens = torch.tensor([p + a for p, a in zip(prompts, answers)]).cuda()
         rewards = torch.tensor([sum(t % 2 for t in one) / len(one) for one in answers]).cuda()
@@ -257,10 +276,8 @@ def step(engine: Any, trainer: Any, prompts: list[list[int]], phase: Any, awake:
     with phase("new weights"):
         engine.load(dict(trainer.model.state_dict()))
     if not awake:
-        with phase("trainer sleeps"):
-            trainer.sleep()
-        with phase("engine wakes, cache"):
-            engine.wake("kv_cache")
+        with phase("trainer sleeps, engine wakes"):
+            take_turns(trainer.sleep, lambda: engine.wake("kv_cache"), serial)
     return loss
 
 
@@ -277,6 +294,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.6, help="of the device's memory for vLLM")
     parser.add_argument("--engine-process", action="store_true")
     parser.add_argument("--awake", action="store_true")
+    parser.add_argument("--serial", action="store_true")
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -308,7 +326,7 @@ def main() -> None:
         prompts = torch.randint(3, VOCABULARY, (options.prompts, options.prompt)).tolist()
         losses = []
         for number in range(options.steps):
-            losses.append(step(engine, trainer, prompts, phase, options.awake))
+            losses.append(step(engine, trainer, prompts, phase, options.awake, options.serial))
             took = sum(one[-1] for one in phase.seconds.values())
             print(f"step {number}: {took:.2f} s, loss {losses[-1]:+.4f}", flush=True)
     later = {name: one[1:] or one for name, one in phase.seconds.items()}  # the first one pins

@@ -9,6 +9,7 @@
  * failed. */
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "../core/base/call.h"
 #include "../core/base/error.h"
@@ -84,8 +85,8 @@ typedef struct sending {
 
 static esper_status copy_to_host(device_t *device, uintptr_t address, char *host, size_t size)
 {
-  return call_copy_to_host(device->core, device->index, device->copier->handle, host, address,
-                           size);
+  return call_copy_to_host(device->core, device->index, device->copiers[TO_HOST]->handle, host,
+                           address, size);
 }
 
 /* Waits for the copies of the oldest batch, and unmaps its pages. */
@@ -163,7 +164,7 @@ static esper_status prepare(attempt_t *a)
   if (status == ESPER_OK && a->choice.keeps)
     status = fit_pinned_memory(&a->choice);
   if (status == ESPER_OK && a->choice.keeps)
-    status = sleeper_stream(a->device, &a->sending.copier);
+    status = sleeper_stream(a->device, TO_HOST, &a->sending.copier);
   return status;
 }
 
@@ -264,11 +265,11 @@ static esper_status sleep_devices(core_t *core, const device_t *only, const bool
     a->choice.keeps = keep == ESPER_KEEP_HOST;
     a->choice.list = sleeper_of;
     a->choice.result = &a->result;
-    lock(&device->sleep_lock);
+    sleeper_lock(device, tags);
   }
   status = attempt_all(core, attempts, count);
   for (int i = 0; i < count; i++) {
-    unlock(&attempts[i].device->sleep_lock);
+    sleeper_unlock(attempts[i].device, tags);
     if (status == ESPER_OK)
       add_result(result, &attempts[i].result);
   }
@@ -299,10 +300,12 @@ esper_status esper_sleep(esper_core *core, int index, const char *const *tags, s
 
 void esper_sleep_trim(esper_core *core)
 {
+  bool all[TAGS];
+  memset(all, true, sizeof all);
   for (int i = 0; i < core->device_count; i++) {
-    lock(&core->devices[i].sleep_lock);
+    sleeper_lock(&core->devices[i], all);
     sleepers_trim(&core->devices[i], false);
-    unlock(&core->devices[i].sleep_lock);
+    sleeper_unlock(&core->devices[i], all);
   }
 }
 

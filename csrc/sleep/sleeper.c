@@ -9,6 +9,20 @@
 #include "../core/order/record.h"
 #include "../core/requests/drain.h"
 
+void sleeper_lock(device_t *device, const bool tags[TAGS])
+{
+  for (int i = 0; i < TAGS; i++)
+    if (tags[i])
+      lock(&device->sleep_locks[i]);
+}
+
+void sleeper_unlock(device_t *device, const bool tags[TAGS])
+{
+  for (int i = 0; i < TAGS; i++)
+    if (tags[i])
+      unlock(&device->sleep_locks[i]);
+}
+
 static void forget_all(device_t *device)
 {
   sleepers_trim(device, true);
@@ -84,11 +98,14 @@ void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait)
     record_drop(record);
 }
 
-esper_status sleeper_stream(device_t *device, presented_t *copier)
+esper_status sleeper_stream(device_t *device, copier_t direction, presented_t *copier)
 {
-  esper_status status = device->copier ? ESPER_OK : stream_create_own(device, &device->copier);
+  stream_t **own = &device->copiers[direction];
+  lock(&device->growth_lock);
+  esper_status status = *own ? ESPER_OK : stream_create_own(device, own);
+  unlock(&device->growth_lock);
   if (status == ESPER_OK)
-    *copier = stream_presented(device->copier, device->copier->handle);
+    *copier = stream_presented(*own, (*own)->handle);
   return status;
 }
 

@@ -1,5 +1,5 @@
-/* sleeper.h: where the host keeps what one call has put to sleep of one tag. Under the device's
- * sleep lock. */
+/* sleeper.h: where the host keeps what one call has put to sleep of one tag. Under the tag's sleep
+ * lock. */
 #ifndef ESPER_SLEEPER_H
 #define ESPER_SLEEPER_H
 
@@ -18,14 +18,18 @@ static inline sleeper_t *sleeper_with(sleeping_t *list)
   return (sleeper_t *)list;
 }
 
-/* An empty sleeper of the tag, as its list. NULL: no host memory. */
+/* Memory of other tags may go to sleep and wake in other threads meanwhile. */
+void sleeper_lock(device_t *device, const bool tags[TAGS]);
+void sleeper_unlock(device_t *device, const bool tags[TAGS]);
+
+/* An empty sleeper of the tag, as its list. NULL: no host memory. Under the growth lock, too. */
 sleeping_t *sleeper_of(device_t *device, tag_t tag);
 
 /* Makes the pinned memory as large as what is kept. */
 esper_status sleeper_fit(sleeper_t *sleeper, device_t *device);
 
 /* Frees the pinned memory of all sleepers that keep no bytes, and the sleepers that are empty. With
- * `always`: all sleepers and their pinned memory. */
+ * `always`: all sleepers and their pinned memory. Under the sleep locks of all tags. */
 void sleepers_trim(device_t *device, bool always);
 
 /* Calls `copy` for each piece of a parcel: a parcel may lie in several chunks of pinned memory. */
@@ -37,8 +41,8 @@ void sleeper_copy(device_t *device, const sleeper_t *sleeper, const parcel_t *pa
  * device. A device that cannot be waited for has failed. */
 void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait);
 
-/* The core's own stream for copies, as presented. NULL stream: the driver refused. */
-esper_status sleeper_stream(device_t *device, presented_t *copier);
+/* The core's own stream for copies in one direction, as presented. */
+esper_status sleeper_stream(device_t *device, copier_t direction, presented_t *copier);
 
 /* Finds the tags of these names; `names` NULL: all that there are now. */
 esper_status sleeper_tags(const char *const *names, size_t count, bool tags[TAGS]);

@@ -3,9 +3,10 @@
  * Page by page, the large ones first, physical memory is created and mapped where the page was, and
  * its bytes are copied back while the next page is being mapped. The host waits for the last copy,
  * so that every stream may use the memory afterwards: also those that the core has never met, and
- * graphs. If there is too little memory, what was mapped is given back, and everything still
- * sleeps: the host keeps its copies until all has woken. A page that one freed block
- * fills stays away, unless the block still owes something or its pool keeps its memory. */
+ * graphs. If there is too little memory, also when a sleep in another thread has sent its pages,
+ * what was mapped is given back, and everything still sleeps: the host keeps its copies until all
+ * has woken. A page that one freed block fills stays away, unless the block still owes something or
+ * its pool keeps its memory. */
 #include "../core/base/call.h"
 #include "../core/memory/failure.h"
 #include "../core/memory/waking.h"
@@ -26,18 +27,21 @@ typedef struct wake_up {
   bool released; /* unused memory was given back already, to make room */
 } wake_up_t;
 
-/* Gives back what nobody uses, once. */
+/* Waits for the pages that a sleep of other tags is sending, and gives back what nobody uses,
+ * once. */
 static void release_unused(wake_up_t *c)
 {
   c->released = true;
+  lock(&c->waking.device->sending_lock);
+  unlock(&c->waking.device->sending_lock);
   drain_device(c->waking.device, DRAIN_LIMITED);
   release_cached(c->waking.device, NULL, true, SIZE_MAX);
 }
 
 static esper_status copy_to_device(device_t *device, uintptr_t address, char *host, size_t size)
 {
-  return call_copy_to_device(device->core, device->index, device->copier->handle, address, host,
-                             size);
+  return call_copy_to_device(device->core, device->index, device->copiers[TO_DEVICE]->handle,
+                             address, host, size);
 }
 
 static void fill_page(wake_up_t *c, const sleeper_t *s, const sleeping_page_t *page, size_t parcel)
@@ -71,7 +75,7 @@ static esper_status bring_back(wake_up_t *c, bool large)
 {
   esper_status status = ESPER_OK;
   const waking_t *w = &c->waking;
-  for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
+  for (sleeping_t *list = w->first; list; list = list->next_waking)
     for (size_t i = 0, parcel = 0; i < list->page_count && status == ESPER_OK; i++) {
       const sleeping_page_t *page = &list->pages[i];
       if (!page->unneeded && (sleeping_page_size(page) >= WAKES_FIRST) == large)
@@ -83,7 +87,7 @@ static esper_status bring_back(wake_up_t *c, bool large)
 
 static esper_status begin(wake_up_t *c)
 {
-  esper_status status = sleeper_stream(c->waking.device, &c->copier);
+  esper_status status = sleeper_stream(c->waking.device, TO_DEVICE, &c->copier);
   if (status != ESPER_OK)
     return status;
   status = waking_begin(&c->waking);
@@ -117,13 +121,13 @@ static esper_status wake_device(device_t *device, const bool tags[TAGS], size_t 
 {
   wake_up_t c = {.waking = {.device = device, .tags = tags}};
   bool any = false;
-  lock(&device->sleep_lock);
+  sleeper_lock(device, tags);
   for (int i = 0; i < TAGS; i++)
-    any |= tags[i] && device->asleep[i]; /* changes only under the sleep lock */
+    any |= tags[i] && device->asleep[i]; /* changes only under the tag's sleep lock */
   esper_status status = failure_check(device);
   if (any && status == ESPER_OK)
     status = wake(&c);
-  unlock(&device->sleep_lock);
+  sleeper_unlock(device, tags);
   if (status == ESPER_OK)
     *woken += c.waking.bytes;
   return status;

@@ -29,7 +29,8 @@ static void device_init(core_t *core, int index)
   device_t *device = &core->devices[index];
   device->core = core;
   device->index = index;
-  mutex_init(&device->sleep_lock, LOCK_SLEEP);
+  for (int i = 0; i < TAGS; i++)
+    mutex_init(&device->sleep_locks[i], LOCK_SLEEP);
   mutex_init(&device->sending_lock, LOCK_SENDING);
   mutex_init(&device->sync_lock, LOCK_SYNC);
   mutex_init(&device->growth_lock, LOCK_GROWTH);
@@ -52,8 +53,9 @@ static void device_destroy(device_t *device)
   shared_forget(device, true);
   if (device->forget_sleeping)
     device->forget_sleeping(device);
-  if (device->copier)
-    call_stream_destroy(core, device->index, device->copier->handle);
+  for (int i = 0; i < COPIERS; i++)
+    if (device->copiers[i])
+      call_stream_destroy(core, device->index, device->copiers[i]->handle);
   imports_destroy(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
     for (block_t *b = s->first; b; b = b->next)

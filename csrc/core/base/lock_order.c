@@ -7,7 +7,7 @@
 
 static _Thread_local struct {
   unsigned held;  /* a bit for each rank */
-  unsigned sleep; /* of how many devices the sleep lock is held */
+  unsigned sleep; /* how many sleep locks are held */
   unsigned long taken[LOCK_RANK_COUNT];
 } mine;
 

@@ -169,9 +169,10 @@ void asleep_refuse(device_t *device, const bool tags[TAGS], bool before[TAGS])
   caches_close(device);
   for (int i = 0; i < TAGS; i++) {
     before[i] = device->asleep[i];
-    device->asleep[i] |= tags[i];
-    if (tags[i] && !before[i])
+    if (tags[i] && !before[i]) {
+      device->asleep[i] = true;
       atomic_fetch_add(&device->core->asleep, 1);
+    }
   }
   unlock(&device->lock);
 }

@@ -26,8 +26,9 @@ typedef struct sleeping_page {
   bool unneeded;  /* one freed block fills it, and it need not wake */
 } sleeping_page_t;
 
-/* What one call has put to sleep of one tag. A device's list of these is under its sleep lock. It
- * changes under the device's lock, too, so that statistics need not wait for a sleep to end. */
+/* What one call has put to sleep of one tag; under the tag's sleep lock. A device's list of these
+ * grows under the growth lock, and loses some under all sleep locks; it changes under the device's
+ * lock, too, so that statistics need not wait for a sleep to end. */
 typedef struct sleeping {
   tag_t tag;
   sleeping_page_t *pages;
@@ -37,6 +38,7 @@ typedef struct sleeping {
   size_t kept;        /* bytes of all parcels */
   atomic_size_t host; /* bytes of host memory for them; statistics read it meanwhile */
   struct sleeping *next;
+  struct sleeping *next_waking; /* of those that one call wakes */
 } sleeping_t;
 
 static inline page_t *sleeping_page_entry(const sleeping_page_t *page)

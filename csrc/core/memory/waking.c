@@ -8,24 +8,18 @@
 #include "driver_pages.h"
 #include "segment.h"
 
-static sleeping_t *chosen_from(const waking_t *w, sleeping_t *list)
-{
-  while (list && !(w->tags[list->tag] && list->page_count))
-    list = list->next;
-  return list;
-}
-
-sleeping_t *waking_first(const waking_t *w)
-{
-  return chosen_from(w, w->device->sleeping);
-}
-
-sleeping_t *waking_next(const waking_t *w, const sleeping_t *list)
-{
-  return chosen_from(w, list->next);
-}
-
 /* ---- before ------------------------------------------------------------ */
+
+static void find_lists(waking_t *w)
+{
+  sleeping_t **link = &w->first;
+  for (sleeping_t *list = w->device->sleeping; list; list = list->next)
+    if (w->tags[list->tag] && list->page_count) {
+      *link = list;
+      link = &list->next_waking;
+    }
+  *link = NULL;
+}
 
 /* Two splits may be needed to cut the page out of its block. */
 static bool take_spares(waking_t *w)
@@ -67,7 +61,8 @@ esper_status waking_begin(waking_t *w)
   w->bytes = 0;
   stream_retire_all(w->device->core); /* so that what is over is known to be */
   lock(&w->device->lock);
-  for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
+  find_lists(w);
+  for (sleeping_t *list = w->first; list; list = list->next_waking)
     for (size_t i = 0; i < list->page_count; i++) {
       sleeping_page_t *page = &list->pages[i];
       page->unneeded =
@@ -103,7 +98,7 @@ esper_status waking_map(const waking_t *w, const sleeping_page_t *page)
 
 void waking_undo(const waking_t *w)
 {
-  for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
+  for (sleeping_t *list = w->first; list; list = list->next_waking)
     for (size_t i = 0; i < list->page_count; i++)
       if (!sleeping_page_entry(&list->pages[i])->absent)
         asleep_unmap(w->device, &list->pages[i], 1);
@@ -120,7 +115,7 @@ static void note_awake(const waking_t *w)
       device->asleep[i] = false;
       atomic_fetch_sub(&device->core->asleep, 1);
     }
-  for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
+  for (sleeping_t *list = w->first; list; list = list->next_waking)
     for (size_t i = 0; i < list->page_count; i++)
       if (!list->pages[i].unneeded)
         sleeping_page_wakes(&list->pages[i]);
@@ -138,8 +133,6 @@ void waking_end(waking_t *w, bool done)
     note_awake(w);
   unlock(&w->device->lock);
   unlock(&w->device->growth_lock);
-  for (sleeping_t *list = waking_first(w), *next; done && list; list = next) {
-    next = waking_next(w, list);
+  for (sleeping_t *list = w->first; done && list; list = list->next_waking)
     sleeping_clear(list);
-  }
 }

@@ -1,5 +1,5 @@
 /* waking.h: how pages that sleep wake: which of them must, mapping one, and undoing that. Without
- * the lock, under the device's sleep lock. */
+ * the lock, under the sleep locks of the tags. */
 #ifndef ESPER_WAKING_H
 #define ESPER_WAKING_H
 
@@ -8,15 +8,13 @@
 typedef struct waking {
   device_t *device;
   const bool *tags;
-  void *spares; /* blocks for the splits when the wake ends, linked by their first word */
-  size_t bytes; /* of the pages that come back */
+  sleeping_t *first; /* the lists that have pages of these tags, linked by next_waking */
+  void *spares;      /* blocks for the splits when the wake ends, linked by their first word */
+  size_t bytes;      /* of the pages that come back */
 } waking_t;
 
-/* The lists of the device that have pages of these tags, one after the other. */
-sleeping_t *waking_first(const waking_t *w);
-sleeping_t *waking_next(const waking_t *w, const sleeping_t *list);
-
-/* Finds the pages that need not come back, because one freed block that owes nothing fills them.
+/* Finds the lists, and the pages that need not come back, because one freed block that owes nothing
+ * fills them.
  * ESPER_OUT_OF_MEMORY, ESPER_REJECTED: the others would pass a limit of the device. */
 esper_status waking_begin(waking_t *w);
 

@@ -8,6 +8,9 @@
 #include "../base/tag.h"
 #include "../stats/stat_shard.h"
 
+/* Which way a stream for copies of ../../sleep goes. */
+typedef enum copier { TO_HOST, TO_DEVICE, COPIERS } copier_t;
+
 /* Addresses for fences: memory/fence.c. */
 enum { FENCE_RANGES = 64 };
 typedef struct fences {
@@ -34,11 +37,11 @@ struct device {
 
   credit_t credit;
 
-  mutex_t sleep_lock;        /* one thread puts memory to sleep or wakes it at a time */
+  mutex_t sleep_locks[TAGS]; /* one thread puts memory of a tag to sleep or wakes it at a time */
   mutex_t sending_lock;      /* held while pages go to sleep one after the other */
-  struct sleeping *sleeping; /* what it has put to sleep; guarded by it */
+  struct sleeping *sleeping; /* what sleeps; see asleep.h */
   void (*forget_sleeping)(struct device *); /* frees that list; NULL: nothing ever slept */
-  stream_t *copier;                         /* the core's own stream for copies; guarded by it */
+  stream_t *copiers[COPIERS]; /* the core's own streams for copies; guarded by the growth lock */
 
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
   mutex_t growth_lock;               /* memory comes, moves and goes in one thread at a time: this

@@ -41,7 +41,7 @@ TEST(locks_may_be_taken_in_the_order_of_their_ranks)
   CHECK_EQ(lock_order_taken(LOCK_DEVICE), CHECKED * 3);
 }
 
-TEST(the_sleep_locks_of_several_devices_are_held_together)
+TEST(several_sleep_locks_are_held_together)
 {
   init();
   lock(&sleeps);
@@ -105,7 +105,7 @@ TEST(a_violation_aborts_and_names_the_locks)
   CHECK_EQ(check_aborts(two_devices, "a device's lock while the thread holds a device's lock"),
            CHECKED);
   CHECK_EQ(check_aborts(sleep_under_device,
-                        "a device's sleep lock while the thread holds a device's lock"),
+                        "a tag's sleep lock while the thread holds a device's lock"),
            CHECKED);
   CHECK_EQ(check_aborts(driver_under_device,
                         "a driver call while the thread holds a device's lock"),
