@@ -7,10 +7,12 @@
     python examples/colocated_step.py --native       # vLLM's own sleep mode; the trainer moves
 
 A step: vLLM answers prompts, the trainer takes a policy gradient step on the answers, and vLLM gets
-the new weights. While one works the other sleeps, so that each has the device's memory. One wakes
-while the other goes to sleep: copies then overlap with the driver's work. The model is a Qwen2 with
-random weights, and token ids stand for text, so nothing is downloaded. Prints the seconds of each
-phase and the device memory in use in it; --json writes them to a file.
+the new weights. While one works the other sleeps, so that each has the device's memory. Where both
+are in this process on esper_alloc, one wakes while the other goes to sleep: copies then overlap
+with the driver's work. A trainer that takes more memory than vLLM gives back needs --serial,
+because vLLM asserts that memory got free. The model is a Qwen2 with random weights, and token ids
+stand for text, so nothing is downloaded. Prints the seconds of each phase and the device memory in
+use in it; --json writes them to a file.
 
 With --engine-process the engine has a process of its own, as vLLM starts it by default, and gets
 the weights by CUDA IPC.
@@ -325,8 +327,9 @@ def main() -> None:
             engine.wake("kv_cache")
         prompts = torch.randint(3, VOCABULARY, (options.prompts, options.prompt)).tolist()
         losses = []
+        serial = options.serial or options.native or options.engine_process
         for number in range(options.steps):
-            losses.append(step(engine, trainer, prompts, phase, options.awake, options.serial))
+            losses.append(step(engine, trainer, prompts, phase, options.awake, serial))
             took = sum(one[-1] for one in phase.seconds.values())
             print(f"step {number}: {took:.2f} s, loss {losses[-1]:+.4f}", flush=True)
     later = {name: one[1:] or one for name, one in phase.seconds.items()}  # the first one pins

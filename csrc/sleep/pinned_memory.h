@@ -1,6 +1,6 @@
 /* pinned_memory.h: pinned host memory, for the bytes that one sleeper keeps. It consists of chunks.
  * It stays after the sleeper's pages woke, because pinning costs more time than copying. Under the
- * device's sleep lock. */
+ * sleep lock of its tag. */
 #ifndef ESPER_PINNED_MEMORY_H
 #define ESPER_PINNED_MEMORY_H
 

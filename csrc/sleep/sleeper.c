@@ -98,14 +98,13 @@ void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait)
     record_drop(record);
 }
 
-esper_status sleeper_stream(device_t *device, copier_t direction, presented_t *copier)
+esper_status sleeper_stream(device_t *device, presented_t *copier)
 {
-  stream_t **own = &device->copiers[direction];
   lock(&device->growth_lock);
-  esper_status status = *own ? ESPER_OK : stream_create_own(device, own);
+  esper_status status = device->copier ? ESPER_OK : stream_create_own(device, &device->copier);
   unlock(&device->growth_lock);
   if (status == ESPER_OK)
-    *copier = stream_presented(*own, (*own)->handle);
+    *copier = stream_presented(device->copier, device->copier->handle);
   return status;
 }
 

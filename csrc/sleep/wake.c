@@ -3,7 +3,7 @@
  * Page by page, the large ones first, physical memory is created and mapped where the page was, and
  * its bytes are copied back while the next page is being mapped. The host waits for the last copy,
  * so that every stream may use the memory afterwards: also those that the core has never met, and
- * graphs. If there is too little memory, also when a sleep in another thread has sent its pages,
+ * graphs. If there is too little memory, even after a sleep in another thread has sent its pages,
  * what was mapped is given back, and everything still sleeps: the host keeps its copies until all
  * has woken. A page that one freed block fills stays away, unless the block still owes something or
  * its pool keeps its memory. */
@@ -20,28 +20,51 @@
  * first, and the others are mapped while copies of large ones are still under way. */
 static const size_t WAKES_FIRST = 8 * MIB;
 
+/* At most twice as many bytes are enqueued ahead of the copies: a sleep in another thread waits for
+ * all that is enqueued, and need not wait for a whole wake. */
+static const size_t AHEAD = 256 * MIB;
+
 typedef struct wake_up {
   waking_t waking;
   presented_t copier;
-  bool enqueued; /* copies are under way */
-  bool released; /* unused memory was given back already, to make room */
+  bool enqueued;  /* copies are under way */
+  size_t ahead;   /* bytes that were enqueued since the record */
+  record_t *last; /* NULL: none yet */
+  bool released;  /* unused memory was given back already, to make room */
 } wake_up_t;
 
-/* Waits for the pages that a sleep of other tags is sending, and gives back what nobody uses,
- * once. */
+/* Until the pages are gone that a sleep in another thread is sending. */
+static void wait_for_sending(device_t *device)
+{
+  lock(&device->sending_lock);
+  unlock(&device->sending_lock);
+}
+
+/* Gives back what nobody uses, once. */
 static void release_unused(wake_up_t *c)
 {
   c->released = true;
-  lock(&c->waking.device->sending_lock);
-  unlock(&c->waking.device->sending_lock);
   drain_device(c->waking.device, DRAIN_LIMITED);
   release_cached(c->waking.device, NULL, true, SIZE_MAX);
 }
 
 static esper_status copy_to_device(device_t *device, uintptr_t address, char *host, size_t size)
 {
-  return call_copy_to_device(device->core, device->index, device->copiers[TO_DEVICE]->handle,
-                             address, host, size);
+  return call_copy_to_device(device->core, device->index, device->copier->handle, address, host,
+                             size);
+}
+
+/* After so many more bytes were enqueued. */
+static void keep_near(wake_up_t *c, size_t bytes)
+{
+  c->ahead += bytes;
+  if (c->ahead < AHEAD)
+    return;
+  record_t *before = c->last;
+  c->last = stream_record(c->copier);
+  c->ahead = 0;
+  if (before)
+    sleeper_wait_for_copies(c->waking.device, before, true);
 }
 
 static void fill_page(wake_up_t *c, const sleeper_t *s, const sleeping_page_t *page, size_t parcel)
@@ -55,12 +78,17 @@ static void fill_page(wake_up_t *c, const sleeper_t *s, const sleeping_page_t *p
                                   page_address(page->segment, entry), sleeping_page_size(page)));
   for (size_t i = parcel; i < parcel + page->parcels; i++)
     sleeper_copy(device, s, &s->list.parcels[i], copy_to_device);
+  keep_near(c, sleeping_page_size(page));
 }
 
 static esper_status bring_page(wake_up_t *c, const sleeper_t *s, const sleeping_page_t *page,
                                size_t parcel)
 {
   esper_status status = waking_map(&c->waking, page);
+  if (status == ESPER_OUT_OF_MEMORY) {
+    wait_for_sending(c->waking.device);
+    status = waking_map(&c->waking, page);
+  }
   if (status == ESPER_OUT_OF_MEMORY && !c->released) {
     release_unused(c);
     status = waking_map(&c->waking, page);
@@ -87,13 +115,14 @@ static esper_status bring_back(wake_up_t *c, bool large)
 
 static esper_status begin(wake_up_t *c)
 {
-  esper_status status = sleeper_stream(c->waking.device, TO_DEVICE, &c->copier);
+  esper_status status = sleeper_stream(c->waking.device, &c->copier);
   if (status != ESPER_OK)
     return status;
   status = waking_begin(&c->waking);
   if (status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED)
     return status;
-  release_unused(c); /* it may be within the memory fraction afterwards */
+  wait_for_sending(c->waking.device); /* it may be within the memory fraction afterwards */
+  release_unused(c);
   return waking_begin(&c->waking);
 }
 
@@ -106,6 +135,8 @@ static esper_status wake(wake_up_t *c)
   status = bring_back(c, true);
   if (status == ESPER_OK)
     status = bring_back(c, false);
+  if (c->last)
+    record_drop(c->last);
   if (c->enqueued)
     sleeper_wait_for_copies(device, stream_record(c->copier), RULE(WAKE_BEFORE_USE));
   if (status != ESPER_OK && !device_has_failed(device))

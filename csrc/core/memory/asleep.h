@@ -27,7 +27,7 @@ typedef struct sleeping_page {
 } sleeping_page_t;
 
 /* What one call has put to sleep of one tag; under the tag's sleep lock. A device's list of these
- * grows under the growth lock, and loses some under all sleep locks; it changes under the device's
+ * grows under the growth lock, and shrinks under all sleep locks; it changes under the device's
  * lock, too, so that statistics need not wait for a sleep to end. */
 typedef struct sleeping {
   tag_t tag;

@@ -14,8 +14,7 @@ typedef struct waking {
 } waking_t;
 
 /* Finds the lists, and the pages that need not come back, because one freed block that owes nothing
- * fills them.
- * ESPER_OUT_OF_MEMORY, ESPER_REJECTED: the others would pass a limit of the device. */
+ * fills them. ESPER_OUT_OF_MEMORY, ESPER_REJECTED: the others would pass a limit of the device. */
 esper_status waking_begin(waking_t *w);
 
 /* Maps new memory where the page was. ESPER_OUT_OF_MEMORY, ESPER_REJECTED: as waking_begin, or the

@@ -8,9 +8,6 @@
 #include "../base/tag.h"
 #include "../stats/stat_shard.h"
 
-/* Which way a stream for copies of ../../sleep goes. */
-typedef enum copier { TO_HOST, TO_DEVICE, COPIERS } copier_t;
-
 /* Addresses for fences: memory/fence.c. */
 enum { FENCE_RANGES = 64 };
 typedef struct fences {
@@ -41,7 +38,7 @@ struct device {
   mutex_t sending_lock;      /* held while pages go to sleep one after the other */
   struct sleeping *sleeping; /* what sleeps; see asleep.h */
   void (*forget_sleeping)(struct device *); /* frees that list; NULL: nothing ever slept */
-  stream_t *copiers[COPIERS]; /* the core's own streams for copies; guarded by the growth lock */
+  stream_t *copier; /* the core's own stream for copies; made under the growth lock */
 
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
   mutex_t growth_lock;               /* memory comes, moves and goes in one thread at a time: this

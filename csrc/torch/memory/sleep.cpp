@@ -106,9 +106,7 @@ PyObject *put_to_sleep(PyObject * /*module*/, PyObject *const *arguments, Py_ssi
   {
     const WithoutGil no_gil;
     status = capi().sleep(the_core, device, tags.names(), tags.count(), keep, &result);
-    if (status == ESPER_OK) {
-      update_workspaces();
-    }
+    update_workspaces(); // also after an error: another thread may have seen what slept for a while
   }
   TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   check(status, "putting memory to sleep");
@@ -135,9 +133,7 @@ PyObject *wake_up(PyObject * /*module*/, PyObject *const *arguments, Py_ssize_t 
   {
     const WithoutGil no_gil;
     status = capi().wake(the_core, device, tags.names(), tags.count(), &woken);
-    if (status == ESPER_OK) {
-      update_workspaces();
-    }
+    update_workspaces();
   }
   TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   TORCH_CHECK_WITH(OutOfMemoryError, status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED,
