@@ -4,6 +4,7 @@
  * everything that was enqueued on every device; free pages go back to the driver; the other pages
  * are chosen and marked as asleep; host memory is obtained; then, batch by batch, what is kept is
  * copied to the host and the pages are unmapped, so that copies and driver calls overlap.
+ * Memory of other tags may sleep and wake in other threads meanwhile (sleeper_lock).
  * No device starts copying before all have come that far. Until then an error undoes everything,
  * except that free pages have gone back. A device that then refuses a copy or keeps a page has
  * failed. */

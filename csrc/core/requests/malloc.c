@@ -1,28 +1,31 @@
-/* malloc.c: malloc. Functions stand before their callers: begin with malloc_block, at the end. A
- * request_t (request.h) is one malloc on its way through the steps.
+/* malloc.c: malloc. Each function stands before its callers, so begin with malloc_block, at the
+ * end. A request_t (request.h) is one malloc on its way through the steps.
  *
  * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
- * that has nothing, or a filter may route the request, malloc_block does step 1. The others follow
- * in the order that steps_2_to_8, steps_2_to_5 and wait_and_release give them, until one serves. A
- * step gives a block or NULL; what it stores as `status` counts only where no step gives a block:
- *   1. request_take_ready: a ready block of its own heap, or of its cache if that was not tried
+ * that has nothing, or a filter may send the request to another pool (pools/routing.h),
+ * malloc_block does step 1. The others follow in the order that steps_2_to_8, steps_2_to_5 and
+ * wait_and_release give them, until one yields a block. A step's `status` matters only if none
+ * does:
+ *   1. request_take_ready: a ready block of its own heap, or of that heap's cache if cache_malloc
+ *      did not try it
  *   2. take_retired: the same after retiring events
- *   3. borrow: a block of another heap that owes nothing, lent. If the heap has borrowed many small
- *      blocks, step 5 comes first
+ *   3. borrow: a block of another heap of the pool, which owes nothing, lent. If the heap has
+ *      borrowed many small blocks, step 5 is tried first
  *   4. hold_back: if the heap's awaited bytes and the request exceed the allowance, the host waits
  *      for the oldest work that these bytes wait for; then steps 2 to 4 again
- *   5. take_grown: new memory. Here, but not in step 8, the search ends if the driver fails, or if
- *      PyTorch's limit for requests rejects this one (segment.h)
- *   6. call_free_memory: memory that registered callbacks free, by steps 2 to 5 again
+ *   5. take_grown: new memory. If the driver fails, or PyTorch's limit for requests rejects this
+ *      one (segment.h), malloc gives up, but not within step 8 or before step 3
+ *   6. call_free_memory: registered callbacks free memory; then steps 2 to 5 again
  *   7. find_in_spare_pools: for the default pool, memory of pools with use_on_oom
- *   8. wait_and_release: the host waits for one event after the other, then drains the device, and
- *      tries steps 2, 3 and 7 again. Then the driver gets cached memory back, and new memory is
- *      created. Last comes take_returned, when a sleep that is under way has sent its pages
+ *   8. wait_and_release: the host waits for one event after another, then drains the device, and
+ *      tries steps 2, 3 and 7 again. Then cached memory goes back to the driver, and new memory is
+ *      created. At last take_returned waits until a sleep that is under way has sent its pages, and
+ *      tries once more
  *
  * No step makes a stream wait (rule 2). Step 1 runs under the device's lock, and the others take it
- * for themselves; the host waits without it, and driver calls are made without it, on claimed
- * blocks. Inside a capture three kinds of memory serve: what the stream itself freed in it, what
- * its pool had when it was quiesced, and new memory; then step 6 and take_returned. There the host
+ * themselves; the host waits without it, and driver calls are made without it, on claimed blocks.
+ * Inside a capture three kinds of memory serve: what the stream itself freed in it, what its pool
+ * had when that pool was quiesced, and new memory; then step 6 and take_returned. There the host
  * waits for no event.
  *
  * Memory with a fence (esper_fence) is always new: malloc_fenced.c instead of all these steps.
@@ -60,7 +63,8 @@ static block_t *take_retired(const request_t *q)
 }
 
 /* A loan costs more time than a block of the heap's own. After so many loans of small blocks the
- * heap grows instead: a small segment takes no longer than they did. Then it counts anew. */
+ * heap grows instead: to create a small segment takes no longer than those loans did. Then the
+ * count begins again. */
 static bool borrows_too_often(const request_t *q)
 {
   enum { MANY = 32 };
@@ -72,9 +76,9 @@ static bool borrows_too_often(const request_t *q)
   return often;
 }
 
-/* Looks at the best fit of each heap. `probes` gets the work that a best fit waits for. A private
- * pool with graphs lends nothing, because replays touch its memory at any time. Under the device's
- * lock. */
+/* Looks at the best fit of each heap. Adds to `probes` the work that each best fit waits for. A
+ * private pool with graphs lends nothing, because replays touch its memory at any time. Under the
+ * device's lock. */
 static block_t *borrow_from_heaps(const request_t *q, probes_t *probes)
 {
   if (q->pool != q->device->default_pool && pool_has_graphs(q->pool) && RULE(GRAPHS_KEEP_MEMORY))
@@ -102,7 +106,7 @@ static block_t *borrow_from_heaps(const request_t *q, probes_t *probes)
 }
 
 /* Step 3. Work of other streams has often completed unnoticed. So if nothing can be lent, the
- * driver is asked about the work that best fits wait for, and a second look follows. */
+ * driver is asked about the work that the best fits wait for, and the heaps are searched again. */
 static block_t *borrow(const request_t *q)
 {
   for (bool asked = false;; asked = true) {
@@ -113,7 +117,7 @@ static block_t *borrow(const request_t *q)
     unlock(&q->device->lock);
     if (block || asked || !probes.count)
       return block;
-    probes_ask(&probes, q->core, false);
+    probes_ask(&probes, q->core, /* patient */ false);
   }
 }
 
@@ -124,8 +128,8 @@ static block_t *steps_2_and_3(const request_t *q)
   return block ? block : borrow(q);
 }
 
-/* The host waits, by hold_back (step 4) or wait_for_oldest (step 8), until a wait is in vain; after
- * each, steps 2 and 3. */
+/* The host waits by `wait`: hold_back (step 4) or wait_for_oldest (step 8). After each wait come
+ * steps 2 and 3. It ends with a block, a wait in vain, or after most_waits. */
 static block_t *wait_and_find(const request_t *q, bool (*wait)(const request_t *))
 {
   block_t *block = NULL;
@@ -134,8 +138,9 @@ static block_t *wait_and_find(const request_t *q, bool (*wait)(const request_t *
   return block;
 }
 
-/* One thread at a time: growing moves memory that others cannot find meanwhile. A MemPool's own
- * allocator (`source`) is called without the lock, because it may wait for another thread. */
+/* One thread at a time: while a heap grows, others cannot find the memory that it moves. A
+ * MemPool's own allocator (`source`) is called without the lock, because it may wait for another
+ * thread. */
 static void growth_begin(const request_t *q)
 {
   if (!q->pool->source.obtain)
@@ -152,7 +157,7 @@ static void growth_end(const request_t *q)
 static block_t *grow_and_hand_out(const request_t *q, pages_from_t from, esper_status *status)
 {
   block_t *block = NULL;
-  bool was_inside = callback_begin(); /* a MemPool's own allocator is not held back */
+  bool was_inside = callback_begin(); /* mallocs of a MemPool's own allocator are not held back */
   *status = grow(q->heap, q->size, q->large, from, &block);
   callback_end(was_inside);
   return request_hand_out_new(q, *status, block);
@@ -167,7 +172,7 @@ static block_t *take_grown(const request_t *q, pages_from_t from, esper_status *
   return block;
 }
 
-/* Step 7. Walks to the end, because pool_next_spare enters a pool and leaves the one before. */
+/* Step 7. Walks to the end, because only the next call of pool_next_spare leaves the pool. */
 static block_t *find_in_spare_pools(const request_t *q)
 {
   block_t *block = NULL;
@@ -190,12 +195,13 @@ static block_t *find_in_spare_pools(const request_t *q)
 /* Gives cached memory back to the driver, and takes new memory in its place. */
 static block_t *release_and_grow(const request_t *q, size_t enough, esper_status *status)
 {
-  size_t released = release_cached(q->device, /* every pool */ NULL, false, enough);
+  size_t released =
+      release_cached(q->device, /* every pool */ NULL, /* mind_captures */ false, enough);
   return released ? take_grown(q, ANY_PAGES, status) : NULL;
 }
 
-/* After drain_without_embedder: what has completed; or new memory in place of cached memory, if
- * possible of no more than is needed. */
+/* After drain_without_embedder: takes what has completed; or gives cached memory back, at first
+ * only as much as is needed, and grows. */
 static block_t *find_drained(const request_t *q, esper_status *status)
 {
   block_t *block;
@@ -205,9 +211,9 @@ static block_t *find_drained(const request_t *q, esper_status *status)
   return block ? block : release_and_grow(q, SIZE_MAX, status);
 }
 
-/* The end of step 8, and of a capture's steps: once more, when a sleep that is under way has sent
- * its pages, and while no other thread grows or gives memory back (but by a MemPool's own
- * allocator). */
+/* The end of step 8, and of a capture's steps. Waits for a sleep that is under way, and tries once
+ * more under the growth lock: no other thread grows or gives memory back meanwhile, except through
+ * a MemPool's own allocator. */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
   lock(&q->device->sending_lock); /* held by a sleep until its pages are gone */
@@ -220,8 +226,7 @@ static block_t *take_returned(const request_t *q, esper_status *status)
   return block;
 }
 
-/* Step 8: the host waits. Work that did not complete in time is waited for last of all, without a
- * limit, in place of an error. */
+/* Step 8. Before it fails, it waits without a limit for work that did not complete in time. */
 static block_t *wait_and_release(const request_t *q, esper_status *status)
 {
   block_t *block = wait_and_find(q, wait_for_oldest);
@@ -271,8 +276,8 @@ static block_t *steps_2_to_8(const request_t *q, esper_status *status)
   return (block = find_in_spare_pools(q)) ? block : wait_and_release(q, status);
 }
 
-/* All steps but the first. A block is not handed out after all if the tag fell asleep or the device
- * failed meanwhile. The device's lock is not held. */
+/* All steps but the first. If the tag fell asleep or the device failed meanwhile, the block is
+ * freed again. The device's lock is not held. */
 static esper_status find_block(request_t *q, bool fenced, block_t **block)
 {
   esper_status status = ESPER_OK;
@@ -305,7 +310,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   lock(&device->lock);
   if (device->asleep[q.tag] || device_has_failed(device)) {
     unlock(&device->lock);
-    return request_refuse(&q, /* asleep */ true, ESPER_OK);
+    return request_refuse(&q, /* asleep, if the device has not failed */ true, ESPER_OK);
   }
   q.heap = request_heap(&q);
   bool fenced = core_is(q.core, CORE_FENCED) && pool == device->default_pool && !q.capture;
