@@ -108,7 +108,8 @@ def sleep(
     Waits for everything that was enqueued before. Until :func:`wake`, tensors in that memory must
     not be used, graphs that use it must not be replayed, and nothing is allocated under these
     tags; freeing is allowed. What cannot go stays usable and is named in the result: all memory,
-    where :func:`enable` did nothing.
+    where :func:`enable` did nothing. Other threads may put other tags to sleep meanwhile, or wake
+    them.
 
     Args:
         tags: a name, or several; ``""`` is memory without a tag. None: all memory.
@@ -163,7 +164,8 @@ def wake(
     """Brings the memory of `tags` back, at the same addresses and with its contents.
 
     Returns the bytes of device memory that came back. Afterwards every stream may use it. Tags
-    that are awake are left as they are.
+    that are awake are left as they are. Where memory is short, waits for the pages that a sleep in
+    another thread is sending.
 
     Args:
         tags: as for :func:`sleep`.

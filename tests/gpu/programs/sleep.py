@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -136,6 +137,35 @@ def two_devices() -> None:
     report(wrong=wrong, given_back=given_back, least=2 * sum(sizes))
 
 
+def side_by_side() -> None:
+    """One tag goes to sleep while the other wakes in another thread: where there is room for both,
+    and then where there is not."""
+    awake, asleep = names = ("one", "two")
+    numbers = {"one": range(8), "two": range(8, 16)}
+    kept = {}
+    for name in names:
+        with esper_alloc.tag(name):
+            kept[name] = [torch.full((64 * MIB,), i, device="cuda") for i in numbers[name]]
+    esper_alloc.sleep(asleep)
+    wrong = failed = 0
+    with ThreadPoolExecutor(1) as other:
+        for turn in range(20):
+            if turn == 10:
+                room = torch.cuda.memory_reserved() + 1024 * MIB
+                total = torch.cuda.mem_get_info()[1]
+                torch.cuda.set_per_process_memory_fraction(room / total)
+            woken = other.submit(esper_alloc.wake, asleep)
+            wrong += len(esper_alloc.sleep(awake).stays)
+            try:
+                woken.result()
+            except torch.OutOfMemoryError:  # before the sleep sent pages
+                failed += 1
+                esper_alloc.wake(asleep)
+            awake, asleep = asleep, awake
+            wrong += sum(not bool((t == i).all()) for t, i in zip(kept[awake], numbers[awake]))
+    report(wrong=wrong, failed=failed)
+
+
 def wait_for(file: Path, number: int) -> None:
     while not (file.exists() and int(file.read_text()) >= number):
         time.sleep(0.001)
@@ -191,5 +221,6 @@ if __name__ == "__main__":
         "graphs": graphs,
         "training": training,
         "two_devices": two_devices,
+        "side_by_side": side_by_side,
         "turns": turns,
     }[sys.argv[1]](*sys.argv[2:])
