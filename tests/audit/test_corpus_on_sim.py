@@ -42,6 +42,7 @@ def test_a_bug_is_found_where_it_is(library: Path, name: str, allocator: str) ->
     assert results(library, allocator)[name] == programs.expected(name, allocator)
 
 
+@pytest.mark.slow
 def test_the_benchmark_reads_what_is_printed(
     library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

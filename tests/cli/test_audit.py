@@ -82,6 +82,7 @@ def test_a_correct_program_ends_as_always(audit: Audit, tmp_path: Path) -> None:
     assert done.stdout == f"['job.py', 'a', '-b'] __main__ {tmp_path}\n"
 
 
+@pytest.mark.slow
 def test_modules_are_found_as_python_finds_them(library: Path, tmp_path: Path) -> None:
     real, extra = tmp_path / "real", tmp_path / "extra"
     for folder in (real, extra):

@@ -149,6 +149,7 @@ def test_ours_failing_is_the_end(machine: Machine, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.endswith("esper_alloc: exit status 1: built for another torch\n")
 
 
+@pytest.mark.slow
 def test_the_plot_is_drawn(machine: Machine, tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "bench.svg"

@@ -248,6 +248,7 @@ def test_exit_code_and_output(
 # --- gathering -------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_the_command_gathers_has_the_shape_that_is_diagnosed() -> None:
     done = python("-m", "esper_alloc", "doctor", "--json", cwd=ROOT)
     facts = json.loads(done.stdout)

@@ -611,6 +611,7 @@ def real_package_is_built() -> bool:
     return bool(_build.BUILT_FOR) and importlib.util.find_spec("torch") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not real_package_is_built(), reason="the extension for torch is not built")
 def test_real_torch_has_the_real_allocator_in_parent_and_spawned_child(
     tmp_path: Path, driver: None

@@ -245,6 +245,7 @@ def test_a_folder_of_others_is_not_used(
     assert "`esper-alloc top` cannot watch this process: " in told.end()
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_none_but_can_have_its_own(start: Start, place: Path) -> None:
     program = start()
     code = f"""
@@ -335,6 +336,7 @@ def test_a_client_that_says_nothing_is_given_up(
         assert lines_of(program) == {"small": (4000, 1)}
 
 
+@pytest.mark.slow
 def test_several_programs_are_listed(start: Start, place: Path) -> None:
     nothing = top("--once")
     assert nothing.returncode == 1

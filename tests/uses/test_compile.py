@@ -607,6 +607,7 @@ def test_inductor_puts_a_scope_between_its_ends():
     assert take < products[2]
 
 
+@pytest.mark.slow
 def test_inductor_trains_through_marks_and_leaves_them_in_the_forward():
     def f(x, w):
         y = (x @ w).relu()
