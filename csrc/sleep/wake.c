@@ -33,13 +33,6 @@ typedef struct wake_up {
   bool released;  /* unused memory was given back already, to make room */
 } wake_up_t;
 
-/* Until the pages are gone that a sleep in another thread is sending. */
-static void wait_for_sending(device_t *device)
-{
-  lock(&device->sending_lock);
-  unlock(&device->sending_lock);
-}
-
 /* Gives back what nobody uses, once. */
 static void release_unused(wake_up_t *c)
 {
@@ -54,7 +47,7 @@ static esper_status copy_to_device(device_t *device, uintptr_t address, char *ho
                              size);
 }
 
-/* After so many more bytes were enqueued. */
+/* So many more bytes were enqueued: the host waits for all but the last AHEAD to twice AHEAD. */
 static void keep_near(wake_up_t *c, size_t bytes)
 {
   c->ahead += bytes;
@@ -86,7 +79,7 @@ static esper_status bring_page(wake_up_t *c, const sleeper_t *s, const sleeping_
 {
   esper_status status = waking_map(&c->waking, page);
   if (status == ESPER_OUT_OF_MEMORY) {
-    wait_for_sending(c->waking.device);
+    asleep_wait_for_sending(c->waking.device);
     status = waking_map(&c->waking, page);
   }
   if (status == ESPER_OUT_OF_MEMORY && !c->released) {
@@ -121,8 +114,8 @@ static esper_status begin(wake_up_t *c)
   status = waking_begin(&c->waking);
   if (status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED)
     return status;
-  wait_for_sending(c->waking.device); /* it may be within the memory fraction afterwards */
-  release_unused(c);
+  asleep_wait_for_sending(c->waking.device);
+  release_unused(c); /* it may be within the memory fraction afterwards */
   return waking_begin(&c->waking);
 }
 

@@ -65,6 +65,13 @@ void asleep_allow(device_t *device, const bool tags[TAGS], const bool before[TAG
  * that fails. */
 size_t asleep_unmap(device_t *device, const sleeping_page_t *pages, size_t count);
 
+/* Waits until a sleep in another thread, if one is sending pages, has sent them. */
+static inline void asleep_wait_for_sending(device_t *device)
+{
+  lock(&device->sending_lock);
+  unlock(&device->sending_lock);
+}
+
 /* The pages are awake again, because the sleep ended before any of them was unmapped. */
 void asleep_stay_awake(device_t *device, sleeping_t *sleeping);
 

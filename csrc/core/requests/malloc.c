@@ -4,8 +4,7 @@
  * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
  * that has nothing, or a filter may send the request to another pool (pools/routing.h),
  * malloc_block does step 1. The others follow in the order that steps_2_to_8, steps_2_to_5 and
- * wait_and_release give them, until one yields a block. A step's `status` matters only if none
- * does:
+ * wait_and_release give them, until one yields a block. Only if none does, `status` matters:
  *   1. request_take_ready: a ready block of its own heap, or of that heap's cache if cache_malloc
  *      did not try it
  *   2. take_retired: the same after retiring events
@@ -19,8 +18,7 @@
  *   7. find_in_spare_pools: for the default pool, memory of pools with use_on_oom
  *   8. wait_and_release: the host waits for one event after another, then drains the device, and
  *      tries steps 2, 3 and 7 again. Then cached memory goes back to the driver, and new memory is
- *      created. At last take_returned waits until a sleep that is under way has sent its pages, and
- *      tries once more
+ *      created. At last take_returned waits for pages that a sleep is sending, and tries once more
  *
  * No step makes a stream wait (rule 2). Step 1 runs under the device's lock, and the others take it
  * themselves; the host waits without it, and driver calls are made without it, on claimed blocks.
@@ -36,6 +34,7 @@
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/use.h"
+#include "../memory/asleep.h"
 #include "../memory/failure.h"
 #include "../memory/grow.h"
 #include "../memory/slack.h"
@@ -216,8 +215,7 @@ static block_t *find_drained(const request_t *q, esper_status *status)
  * a MemPool's own allocator. */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
-  lock(&q->device->sending_lock); /* held by a sleep until its pages are gone */
-  unlock(&q->device->sending_lock);
+  asleep_wait_for_sending(q->device);
   growth_begin(q);
   block_t *block = q->capture ? malloc_take_inside(q) : steps_2_and_3(q);
   if (!block)

@@ -228,14 +228,13 @@ static esper_status present(core_t *core, esper_stream stream, cache_attempt_t a
  * stream is presented. */
 static esper_status find_capture(request_t *q)
 {
-  core_t *core = q->core;
   q->capture =
       RULE(CAPTURE_KEEPS_APART) ? stream_capture_of(q->presented, /* recording */ false) : 0;
   /* Without an answer, memory from inside a capture might be reused outside, or the reverse. */
   if (q->capture == CAPTURE_UNKNOWN) {
     capture_thread_note(q->capture, q->presented.stream);
-    return error_from_driver(core,
-                             core_is(core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN : ESPER_DEVICE_ERROR);
+    return error_from_driver(q->core, core_is(q->core, CORE_SHUT_DOWN) ? ESPER_SHUT_DOWN
+                                                                       : ESPER_DEVICE_ERROR);
   }
   /* An invalidated capture never runs, so this malloc counts as outside of any. */
   if (q->capture == ESPER_CAPTURE_INVALID)
@@ -243,7 +242,7 @@ static esper_status find_capture(request_t *q)
   if (q->capture)
     capture_thread_note(q->capture, q->presented.stream);
   else if (atomic_load_explicit(&q->presented.stream->holds, memory_order_relaxed))
-    held_uses_record(core, q->presented);
+    held_uses_record(q->core, q->presented);
   return ESPER_OK;
 }
 
@@ -251,11 +250,11 @@ esper_status request_begin(request_t *q, pool_t *pool, size_t size, esper_stream
                            cache_attempt_t attempt)
 {
   core_t *core = pool->device->core;
-  const config_t *config = config_of(core);
   presented_t presented;
   esper_status status = present(core, stream, attempt, &presented);
   if (status != ESPER_OK)
     return status;
+  const config_t *config = config_of(core);
   const size_t rounded = attempt.size ? attempt.size : config_round(config, size);
   /* Every field is named: to clear the request first would take as long as taking the lock. */
   *q = (request_t){.core = core,

@@ -1,5 +1,5 @@
-/* request.h: one malloc: how it begins, its state while it looks for memory, and its ends: a block
- * is handed out or lent, or none is found. Only for malloc*.c and hold_back.c. */
+/* request.h: one malloc: its beginning, its state, and its ends: a block is handed out or lent, or
+ * none is found. Only for malloc*.c and hold_back.c. */
 #ifndef ESPER_REQUEST_H
 #define ESPER_REQUEST_H
 

@@ -106,7 +106,9 @@ PyObject *put_to_sleep(PyObject * /*module*/, PyObject *const *arguments, Py_ssi
   {
     const WithoutGil no_gil;
     status = capi().sleep(the_core, device, tags.names(), tags.count(), keep, &result);
-    update_workspaces(); // also after an error: another thread may have seen what slept for a while
+    if (status == ESPER_OK) { // else last_error() would be lost
+      update_workspaces();
+    }
   }
   TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   check(status, "putting memory to sleep");
@@ -133,7 +135,9 @@ PyObject *wake_up(PyObject * /*module*/, PyObject *const *arguments, Py_ssize_t 
   {
     const WithoutGil no_gil;
     status = capi().wake(the_core, device, tags.names(), tags.count(), &woken);
-    update_workspaces();
+    if (status == ESPER_OK) {
+      update_workspaces();
+    }
   }
   TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   TORCH_CHECK_WITH(OutOfMemoryError, status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED,
