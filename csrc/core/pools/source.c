@@ -3,11 +3,20 @@
 #include "../base/call.h"
 #include "../base/error.h"
 
+static void give_back(const pool_t *pool, void *given, size_t size)
+{
+  callbacks++;
+  pool->source.give_back(pool->source.context, pool->device->index, given, size);
+  callbacks--;
+}
+
 static esper_status obtain_from(const pool_t *pool, size_t size, uintptr_t *address)
 {
-  const esper_source *source = &pool->source;
   void *given = NULL;
-  esper_status status = source->obtain(source->context, pool->device->index, size, &given);
+  callbacks++;
+  esper_status status =
+      pool->source.obtain(pool->source.context, pool->device->index, size, &given);
+  callbacks--;
   if (status != ESPER_OK || !given)
     return error_set(status == ESPER_OK ? ESPER_OUT_OF_MEMORY : status,
                      "the allocator of pool (%llu, %llu) did not provide a segment of %zu bytes on "
@@ -15,7 +24,7 @@ static esper_status obtain_from(const pool_t *pool, size_t size, uintptr_t *addr
                      (unsigned long long)pool->id[0], (unsigned long long)pool->id[1], size,
                      pool->device->index);
   if ((uintptr_t)given % BLOCK_ALIGN) {
-    source->give_back(source->context, pool->device->index, given, size);
+    give_back(pool, given, size);
     return error_set(
         ESPER_INVALID,
         "the allocator of pool (%llu, %llu) provided memory at %p: its addresses must be "
@@ -37,15 +46,16 @@ esper_status source_obtain(const pool_t *pool, size_t size, uintptr_t *address)
 
 esper_status source_give_back(const pool_t *pool, uintptr_t address, size_t size)
 {
-  int device = pool->device->index;
   if (!pool->source.obtain)
-    return call_memory_free(pool->device->core, device, address);
-  pool->source.give_back(pool->source.context, device, (void *)address, size);
+    return call_memory_free(pool->device->core, pool->device->index, address);
+  give_back(pool, (void *)address, size);
   return ESPER_OK;
 }
 
 void source_drop(pool_t *pool)
 {
+  callbacks++;
   if (pool->source.drop)
     pool->source.drop(pool->source.context);
+  callbacks--;
 }

@@ -5,6 +5,7 @@
 #include "../blocks/block.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
+#include "../memory/asleep.h"
 #include "../order/capturing.h"
 #include "../order/host_wait.h"
 #include "../order/record.h"
@@ -16,26 +17,12 @@ enum {
   SPARED = 2 /* blocks */
 };
 
-static _Thread_local bool in_callback;
-
-bool callback_begin(void)
-{
-  bool was_inside = in_callback;
-  in_callback = true;
-  return was_inside;
-}
-
-void callback_end(bool was_inside)
-{
-  in_callback = was_inside;
-}
-
 bool call_free_memory(const request_t *q)
 {
   const esper_config *given = &q->config->as_given;
-  bool was_inside = callback_begin();
+  callbacks++;
   bool freed = given->free_memory && given->free_memory(given->free_memory_context);
-  callback_end(was_inside);
+  callbacks--;
   return freed;
 }
 
@@ -177,7 +164,8 @@ static void wait_unlocked(const request_t *q, void (*wait)(void *), void *argume
 
 typedef struct host_wait {
   const request_t *q;
-  record_t *record;
+  record_t *record; /* or a way to drain the device */
+  unsigned how;
   esper_status status;
 } host_wait_t;
 
@@ -193,44 +181,47 @@ static void wait(void *argument)
   }
 }
 
+/* Drops the reference. */
 static esper_status wait_for(const request_t *q, record_t *record)
 {
-  host_wait_t w = {q, record, ESPER_OK};
+  host_wait_t w = {.q = q, .record = record};
   wait_unlocked(q, wait, &w);
+  record_drop(record);
   return w.status;
 }
 
-typedef struct draining {
-  device_t *device;
-  unsigned how;
-  esper_status status;
-} draining_t;
-
 static void drain(void *argument)
 {
-  draining_t *d = argument;
-  d->status = drain_device(d->device, d->how);
+  host_wait_t *w = argument;
+  w->status = drain_device(w->q->device, w->how);
 }
 
 esper_status drain_without_embedder(const request_t *q, unsigned how)
 {
-  draining_t d = {q->device, how, ESPER_OK};
-  wait_unlocked(q, drain, &d);
-  return d.status;
+  host_wait_t w = {.q = q, .how = how};
+  wait_unlocked(q, drain, &w);
+  return w.status;
+}
+
+static void wait_for_sending(void *device)
+{
+  asleep_wait_for_sending(device);
+}
+
+void wait_for_sleep_without_embedder(const request_t *q)
+{
+  wait_unlocked(q, wait_for_sending, q->device);
 }
 
 bool wait_for_oldest(const request_t *q)
 {
   record_t *oldest = oldest_work(q, false);
-  esper_status status = oldest ? wait_for(q, oldest) : ESPER_NOT_READY;
-  if (oldest)
-    record_drop(oldest);
-  return status == ESPER_OK;
+  return oldest && wait_for(q, oldest) == ESPER_OK;
 }
 
 bool hold_back(const request_t *q)
 {
-  record_t *oldest = q->capture || in_callback ? NULL : oldest_work(q, true);
+  record_t *oldest = q->capture || callbacks ? NULL : oldest_work(q, true);
   if (!oldest)
     return false;
   uint64_t begin = monotonic_now();
@@ -239,7 +230,6 @@ bool hold_back(const request_t *q)
   if (status == ESPER_OK && are_reached(ends))
     raise_allowance(q);
   drop_ends(ends);
-  record_drop(oldest);
   uint64_t lasted = monotonic_now() - begin;
   lock(&q->device->lock);
   q->device->counters.held_back++;

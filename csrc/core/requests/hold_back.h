@@ -26,15 +26,14 @@ unsigned most_waits(const request_t *q);
 
 /* drain_device, while the embedder's locks (Python's, for one) are released. */
 esper_status drain_without_embedder(const request_t *q, unsigned how);
+/* The same for asleep_wait_for_sending. */
+void wait_for_sleep_without_embedder(const request_t *q);
 
 /* Bytes that may be pending in a heap, before they are raised. SIZE_MAX: there is no limit. */
 size_t allowance_given(core_t *core);
 /* The same as raised for this heap. Under the device's lock. */
 size_t allowance_of(const heap_t *heap);
 
-/* Between these two the embedder is called back: the thread's mallocs are not held back. */
-bool callback_begin(void);
-void callback_end(bool was_inside);
 /* Lets the embedder's callbacks free memory. False: they freed none. */
 bool call_free_memory(const request_t *q);
 

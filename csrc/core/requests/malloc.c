@@ -34,7 +34,6 @@
 #include "../base/error.h"
 #include "../blocks/block.h"
 #include "../blocks/use.h"
-#include "../memory/asleep.h"
 #include "../memory/failure.h"
 #include "../memory/grow.h"
 #include "../memory/slack.h"
@@ -156,9 +155,7 @@ static void growth_end(const request_t *q)
 static block_t *grow_and_hand_out(const request_t *q, pages_from_t from, esper_status *status)
 {
   block_t *block = NULL;
-  bool was_inside = callback_begin(); /* mallocs of a MemPool's own allocator are not held back */
   *status = grow(q->heap, q->size, q->large, from, &block);
-  callback_end(was_inside);
   return request_hand_out_new(q, *status, block);
 }
 
@@ -215,7 +212,7 @@ static block_t *find_drained(const request_t *q, esper_status *status)
  * a MemPool's own allocator. */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
-  asleep_wait_for_sending(q->device);
+  wait_for_sleep_without_embedder(q);
   growth_begin(q);
   block_t *block = q->capture ? malloc_take_inside(q) : steps_2_and_3(q);
   if (!block)
