@@ -310,8 +310,10 @@ def rows(name: str, rounds: Rounds, options: Options) -> Iterator[Row]:
     cases: dict[str, dict[str, Any]] = {}
     for case in dict.fromkeys(case for one in rounds for case in one if case != AUDIT):
         why = [one[case]["why"] for one in rounds if "why" in one.get(case, {})]
-        found = {unit: medians(rounds, key).get(case) for _, unit, key in figures}
-        cases[case] = {**found, **({"why": why[0]} if why else {})}
+        cases[case] = {unit: medians(rounds, key).get(case) for _, unit, key in figures}
+        if why:
+            runs = len(column(rounds, case, "failed"))
+            cases[case] |= {"why": why[0], "failed": len(why), "of": runs}
     for case, title, judge in (
         (OURS, name, NATIVE), (AUTOMATIC, f"{name}, automatic uses", PROGRAMS[name].judge),
     ):  # fmt: skip
@@ -325,6 +327,8 @@ def rows(name: str, rounds: Rounds, options: Options) -> Iterator[Row]:
                 if column(rounds, case, key) and column(rounds, peer, key):
                     yield Row(f"{title}: {what}", unit, key, case, peer)
             again: Side = differing(rounds, peer, peer)
+            if not again and peer == NATIVE:  # one round: other segments are a run again
+                again = differing(rounds, EXPANDABLE, NATIVE)
             differ: Side = differing(rounds, case, peer)
             if again and differ and peer != EXPANDABLE:
                 goal = (max(again), "ours") if peer == judge else ()
@@ -394,9 +398,13 @@ def table(find: Find) -> str:
         machines[f"{run['gpu']}, torch {run['torch']}"] = None
         said = [program.title]
         for case in SHOWN:
-            one = measured["cases"].get(case, {"why": "", "MiB": None})
-            fine = f"{one['MiB'] or 0:,.0f}; {one['ms']:,.0f}" if "why" not in one else ""
-            said.append(fine or "fails" * bool(one["why"]))
+            one = measured["cases"].get(case, {})
+            told = [f"{one['MiB']:,.0f}; {one['ms']:,.0f}"] if one.get("MiB") else []
+            if "why" in one:
+                told.append(
+                    "fails" + (f" in {one['failed']} of {one['of']}" if "of" in one else "")
+                )
+            said.append(", ".join(told))
         title, peer = f"{name}, automatic uses: outputs that differ", AGAIN.format(program.judge)
         differ, audit = find("stacks", title, peer), find("stacks", f"{name}: findings", "nothing")
         said += [f"{differ['ours']:g} ({differ['peer']:g})" if differ else ""]

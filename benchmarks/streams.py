@@ -306,8 +306,7 @@ def overlap(allocator: str, marks: str, sizes: str, small: bool = False) -> dict
 
 
 # --- within little memory ----------------------------------------------------
-#: Steps to warm up, then timed.
-LEAST_STEPS = {"fsdp": (3, 40), "three": (10, 80)}
+LEAST_STEPS = 3, 40  # to warm up, then timed
 
 
 def run_within(
@@ -339,17 +338,13 @@ def run_within(
 
 
 def least(
-    allocator: str, job: str, marks: str, limit: int | None = None, small: bool = False
+    allocator: str, marks: str, limit: int | None = None, small: bool = False
 ) -> dict[str, Any]:
-    """The pipeline, or the copies in and out of small tensors, within `limit` bytes."""
+    """The pipeline of small layers within `limit` bytes."""
     use_allocator(allocator)
-
-    def make() -> Callable[[], object]:
-        if job == "fsdp":
-            return Pipeline(marks, *SHAPES["small"][small]).step
-        least, most, computing, _ = OVERLAPS["small"]
-        return Overlap(marks, *((1, 4) if small else (least, most)), computing).step
-
     with torch.no_grad():
-        found = run_within(make, (1, 2) if small else LEAST_STEPS[job], limit)
+        shape = SHAPES["small"][small]
+        found = run_within(
+            lambda: Pipeline(marks, *shape).step, (1, 2) if small else LEAST_STEPS, limit
+        )
     return {"machine": machine(), **found}

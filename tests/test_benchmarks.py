@@ -169,20 +169,18 @@ def test_parts_have_functions_that_take_what_they_are_told() -> None:
 
 
 def test_cases_differ_in_what_the_worker_is_told() -> None:
-    command = load("run").Command("least", load("common").Options(segments="mapped"), None, None)
+    command = load("run").Command("pipeline", load("common").Options(segments="mapped"), None, None)
     part = command.topic.parts[0]
     asked = {}
     for case in part.cases:
         [_, _, flag, told], variables = command.command_of(part, case)
-        assert flag == "--worker" and json.loads(told)["measure"] == "streams.least"
+        assert flag == "--worker" and json.loads(told)["measure"] == "streams.pipeline"
         asked[case.name] = (json.loads(told)["how"], variables.get("ESPER_ALLOC_ALLOWANCE"),
                             variables.get("ESPER_ALLOC_SEGMENTS"))  # fmt: skip
-    marked = {"marks": "record_use", "job": "fsdp"}
-    assert asked == {
-        "esper_alloc": (marked, None, "mapped"),
-        "esper_alloc, allowance 0": (marked, "0", "mapped"),
-        "native, record_stream": ({**marked, "marks": "record_stream"}, None, None),
-    }
+    marked = {"marks": "record_use", "layers": "small"}
+    assert asked["esper_alloc, record_use"] == (marked, None, "mapped")
+    assert asked["esper_alloc, record_use, allowance 64MiB"] == (marked, "64MiB", "mapped")
+    assert asked["native, record_stream"] == ({**marked, "marks": "record_stream"}, None, None)
 
 
 # --- the runner ------------------------------------------------------------------
@@ -775,7 +773,7 @@ def test_rows_of_engines() -> None:
     assert found["fsdp2: tokens"]["met"] is True
     bare = "fsdp2, automatic uses, nothing kept: "
     assert found[bare + LOSSES]["met"] is True
-    assert found[bare + "tokens"]["met"] is found[bare + "peak reserved"]["met"] is None
+    assert not found[bare + "tokens"]["met"] and found[bare + "peak reserved"]["met"]
     registered = {"registered": slow, "native_registered": ran([1.0], tokens_s=990.0)}
     found = engine_rows("tensor_parallel", **both, **registered)
     row = found["tensor_parallel, registered: tokens"]
@@ -802,7 +800,7 @@ def test_percentiles(count: int, share: float, answer: int) -> None:
 def test_pipelines_run_within_the_least_that_was_reserved(
     first_fails: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    topics, part = load("topics"), part_of("least", "fsdp")
+    topics, part = load("topics"), part_of("least", "least")
     asked: list[dict[str, Any]] = []
 
     def measure(part: Any, cases: Any, rounds: int, *how: Any) -> list[dict[str, Any]]:
@@ -811,7 +809,7 @@ def test_pipelines_run_within_the_least_that_was_reserved(
 
     command = SimpleNamespace(measure=measure)
     found = topics.within_least(command, part, part.cases, 5, 60.0, None)
-    assert asked[0] == {"esper_alloc, allowance 0": None}
+    assert asked[0] == {"native, recipe": None}
     if first_fails:
         assert found == [] and "did not go through without a limit" in capsys.readouterr().out
     else:

@@ -119,6 +119,14 @@ def test_ours_may_not_die_where_native_lives(stacks: Any, tmp_path: Path) -> Non
     assert [row["met"] for row in found.values()] == [False, False]
 
 
+def test_in_one_round_other_segments_are_native_again(stacks: Any, tmp_path: Path) -> None:
+    one = {stacks.NATIVE: fine(500.0, "a"), stacks.EXPANDABLE: fine(1.0, "a"),
+           stacks.OURS: fine(400.0, "x")}  # fmt: skip
+    found = rows(stacks, [one], tmp_path / "stacks.json")
+    differ = found["pyg_prefetch: outputs that differ", stacks.AGAIN.format(stacks.NATIVE)]
+    assert (differ["ours"], differ["peer"], differ["met"]) == (1, 0, False)
+
+
 def test_outputs_differ_no_more_than_natives_own(stacks: Any) -> None:
     native, ours = ({case: fine(1.0, *of) for case, of in zip(("native", "ours"), outputs)}
                     for outputs in (("ab", "ab"), ("ax", "xy")))  # fmt: skip
@@ -140,7 +148,8 @@ def test_the_table_has_what_was_measured(
     head, line, row, blank, last = stacks.table(readme.find).splitlines()
     assert head.count("|") == line.count("|") == row.count("|") == 10 and blank == ""
     assert row == (
-        "| PyTorch Geometric, `PrefetchLoader` | fails | 900; 90 | fails | 400; 40 | 800; 80 "
+        "| PyTorch Geometric, `PrefetchLoader` | fails in 2 of 2 | 900; 90 | fails in 2 of 2 "
+        "| 400; 40 | 800; 80 "
         f"| 0 (0) | 5 | {readme.find(*FAILS)['run']['commit']} |"
     )
     assert last == "a GPU, torch 2."

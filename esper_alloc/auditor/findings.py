@@ -138,8 +138,15 @@ class Finding:
 
     @property
     def certainty(self) -> str:
-        """How sure the surest of it is, with the reason."""
-        return min((one._certainty for one in (self, *self.also)), key=_is_likely)
+        """How sure the surest of it is, with the reason, and how often if not always."""
+        surest = min((one._certainty for one in (self, *self.also)), key=_is_likely)
+        likely = sum(one.count for one in self.also if _is_likely(one._certainty))
+        if _is_likely(self._certainty):
+            likely += self.count - sum(one.count for one in self.also)
+        if 0 < likely < self.count:
+            said = f"certain in {self.count - likely} of {self.count} cases, else likely"
+            return surest.replace("certain", said, 1)
+        return surest
 
     @property
     def is_likely(self) -> bool:

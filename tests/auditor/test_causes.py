@@ -104,5 +104,8 @@ def test_the_most_harmful_comes_first() -> None:
         race(at(3), at(7), 2, count=5),
     ]
     assert groups(*found) == [[2], [1], [0]]
-    # A group is as sure as the surest of it.
-    assert groups(*found, race(at(4), at(8), 0, False)) == [[0, 3], [2], [1]]
+    # A group is as sure as the surest of it, and says how much of it is.
+    found += [race(at(4), at(8), 0, False)]
+    assert groups(*found) == [[0, 3], [2], [1]]
+    first, *rest = [one.certainty.split(":")[0] for _, one in by_cause(found)]
+    assert first == "certain in 1 of 10 cases, else likely" and rest == ["certain", "certain"]
