@@ -501,7 +501,7 @@ def deviations(rounds: Rounds, case: str, engine: str) -> list[float]:
 
 def peak_goal(rounds: Rounds, engine: str, ranks: int) -> float:
     """Of ours over native's: 1; of the first engines on two GPUs 0.95, or 1.02 of what is live
-    where native has less to spare."""
+    where native has less slack."""
     if ranks != 2 or engine not in FIRST_ENGINES:
         return 1.0
     reserved, live = f"{engine} peak_reserved_mib", f"{engine} peak_allocated_mib"

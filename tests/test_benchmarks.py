@@ -756,7 +756,7 @@ def test_losses_of_engines_are_judged_by_natives_own_spread(
     [
         (950.0, 800.0, True),
         (960.0, 800.0, False),
-        (1000.0, 985.0, True),  # native has nothing to spare
+        (1000.0, 985.0, True),  # native has no slack
         (1010.0, 985.0, False),
     ],
 )

@@ -154,7 +154,7 @@ typedef struct attempt {
 
 /* Does all that can fail because memory or a stream is missing. Contents and pages are still
  * there. */
-static esper_status prepare(attempt_t *a)
+static esper_status prepare_device(attempt_t *a)
 {
   /* This also ends stale mappings: a page that is mapped elsewhere, too, would keep its memory. */
   a->result.given_back = release_tagged(a->device, a->choice.tags);
@@ -173,7 +173,7 @@ static esper_status prepare_all(core_t *core, attempt_t *attempts, int count)
 {
   esper_status status = wait_for_devices(core);
   for (int i = 0; i < count && status == ESPER_OK; i++)
-    status = prepare(&attempts[i]);
+    status = prepare_device(&attempts[i]);
   return status;
 }
 

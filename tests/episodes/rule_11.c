@@ -65,7 +65,7 @@ TEST(rule_11d_waking_returns_when_the_contents_are_back)
   END(&x);
 }
 
-/* x is freed asleep. Its pages are not there to be lent. */
+/* x is freed asleep. Its pages are not there to move. */
 TEST(rule_11e_memory_that_is_freed_asleep_serves_nothing)
 {
   const char *weights = "weights";

@@ -96,7 +96,7 @@ static void count_cuts(restore_t *r, const chain_t *chain)
 }
 
 /* Does everything that can fail, before anything changes. */
-static esper_status prepare(restore_t *r)
+static esper_status find_and_reserve(restore_t *r)
 {
   device_t *device = r->pool->device;
   esper_status status = find_segments(r);
@@ -283,7 +283,7 @@ static esper_status restore_pool(restore_t *r)
     if (s->heap->pool == r->pool && s->asleep)
       return error_set(ESPER_ASLEEP, "memory of pool (%llu, %llu) sleeps: wake it first",
                        (unsigned long long)r->pool->id[0], (unsigned long long)r->pool->id[1]);
-  esper_status status = prepare(r);
+  esper_status status = find_and_reserve(r);
   if (status != ESPER_OK)
     return status;
   /* All of it first, so that no peak counts what was live as well as what is live again. */

@@ -40,7 +40,7 @@ struct esper_core {
   mutex_t config_lock;                                         /* also guards setting up devices */
   mutex_t streams_lock;
   unsigned stream_count;
-  _Atomic uint64_t epoch;       /* rises when an obligation may have been satisfied */
+  _Atomic uint64_t progress;    /* rises when an obligation may have been satisfied */
   _Atomic uint64_t completions; /* rises when an event of a stream's has completed */
   mutex_t captures_lock;
   capture_t *captures; /* those with references */

@@ -22,9 +22,9 @@
   R(MARK_FROM_ANY_DEVICE, "4g", "a mark on a stream of another device adds a use, too")            \
   R(CHECKPOINT_KEEPS_USES, "4h", "restoring a checkpoint drops no obligation")                     \
   R(UNMAP_NEEDS_COMPLETION, "4i", "pages are unmapped only when their block owes nothing")         \
-  R(LENT_PAGES_NEED_COMPLETION, "4j",                                                              \
+  R(MOVED_PAGES_NEED_COMPLETION, "4j",                                                             \
     "another stream gets pages only of a block that owes nothing")                                 \
-  R(LENT_PAGES_KEEP_STAMP, "4k", "pages that move within a heap still owe what they owed")         \
+  R(MOVED_PAGES_KEEP_STAMP, "4k", "pages that move within a heap still owe what they owed")        \
   R(CACHE_OWES_NOTHING, "4l", "a block that owes a use does not enter the block cache")            \
   R(ONE_USE_A_STREAM, "5a", "a block has at most one use for each stream")                         \
   R(LATER_USE_REPLACES, "5b", "the later use on a stream replaces the earlier")                    \

@@ -27,7 +27,7 @@ struct block {
   union {
     block_t *left; /* in its bin */
     struct {
-      uint16_t fits_best; /* cached: the cache's epoch in which it was found to fit best */
+      uint16_t fits_best; /* cached: the cache's generation in which it was found to fit best */
       /* live: bit i: stream i has a use that lasts until the free. Zero when the block becomes
        * live: blocks in a cache have no uses, and leaving a bin clears the link. */
       uint32_t noted;

@@ -33,13 +33,13 @@ static bool fits_best(const heap_t *heap, const block_t *block)
   return !other || other->size >= block->size + (rest ? rest->size : 0);
 }
 
-/* What choose() found holds for the cache's epoch. Of a block with ready neighbours it holds only
- * while no other block of its size is cached: another might have no ready neighbours. */
+/* What choose() found holds for the cache's generation. Of a block with ready neighbours it holds
+ * only while no other block of its size is cached: another might have no ready neighbours. */
 enum { FITS_ALONE = 1 };
 
 static inline bool is_known_to_fit(const block_cache_t *cache, int slot, const block_t *block)
 {
-  return block->fits_best >> 1 == cache->epoch &&
+  return block->fits_best >> 1 == cache->generation &&
          (block->fits_best & FITS_ALONE || cache->count[slot] == 1);
 }
 
@@ -54,7 +54,7 @@ __attribute__((noinline)) static int choose(heap_t *heap, int slot)
     bool alone = !is_ready(block->prev) && !is_ready(block->next);
     if ((chosen >= 0 && !alone) || !fits_best(heap, block))
       continue;
-    block->fits_best = (uint16_t)(cache->epoch << 1 | (alone ? FITS_ALONE : 0));
+    block->fits_best = (uint16_t)(cache->generation << 1 | (alone ? FITS_ALONE : 0));
     chosen = i;
     if (alone)
       break;
@@ -184,7 +184,7 @@ bool cache_free(block_t *block, uintptr_t address)
 void cache_init(block_cache_t *cache)
 {
   atomic_store_explicit(&cache->latch, LATCH_CLOSED, memory_order_relaxed);
-  cache->epoch = 1;
+  cache->generation = 1;
 }
 
 block_t *cache_take(heap_t *heap, size_t size, size_t requested)
@@ -266,7 +266,7 @@ bool cache_is_valid(heap_t *heap)
   bool valid = cache->state <= CACHE_LOCKED;
   size_t blocks = 0;
   cache_pause(cache);
-  valid &= cache->epoch && !(cache->epoch >> 15);
+  valid &= cache->generation && !(cache->generation >> 15);
   for (unsigned slot = 0; slot < CACHE_SLOTS; slot++) {
     blocks += cache->count[slot];
     valid &= cache->count[slot] <= CACHE_DEPTH &&

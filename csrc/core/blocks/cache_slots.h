@@ -21,10 +21,10 @@ typedef enum cache_state {
  * under the latch. */
 typedef struct block_cache {
   ON_ITS_OWN_LINE atomic_int latch; /* cache_latch.h */
-  uint16_t epoch;  /* changes when `fits_best` of its blocks becomes void; never 0 */
-  uint8_t state;   /* a cache_state */
-  uint8_t pauses;  /* how many pauses are nested */
-  uint16_t filled; /* bit i: slot i has blocks */
+  uint16_t generation; /* changes when `fits_best` of its blocks becomes void; never 0 */
+  uint8_t state;       /* a cache_state */
+  uint8_t pauses;      /* how many pauses are nested */
+  uint16_t filled;     /* bit i: slot i has blocks */
   uint8_t count[CACHE_SLOTS];
   _Atomic uint64_t queries;    /* driver calls: is the stream captured? */
   uint32_t units[CACHE_SLOTS]; /* the size of a slot's blocks, in BLOCK_ALIGN */
@@ -103,8 +103,8 @@ static inline void slots_take(block_cache_t *cache, int slot, int index)
 /* `fits_best` of its blocks becomes void. */
 static inline void cache_renew(block_cache_t *cache)
 {
-  if (++cache->epoch >> 15)
-    cache->epoch = 1;
+  if (++cache->generation >> 15)
+    cache->generation = 1;
 }
 
 #endif

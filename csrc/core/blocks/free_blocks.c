@@ -248,10 +248,10 @@ bool free_blocks_promote(heap_t *heap)
 {
   bool any = false;
   cache_close(heap);
-  uint64_t epoch = atomic_load(&heap->device->core->epoch);
-  if (heap->seen_epoch == epoch)
+  uint64_t progress = atomic_load(&heap->device->core->progress);
+  if (heap->seen_progress == progress)
     return false;
-  heap->seen_epoch = epoch;
+  heap->seen_progress = progress;
   if (!pending_index_may_be_ready(heap))
     return false;
   pending_index_clear(heap);

@@ -41,9 +41,9 @@ struct heap {
   unsigned allowance_doubled;    /* how often the allowance was: requests/hold_back.h */
   pending_index_t pending_index; /* pending_index.h */
   block_t *oldest_pending, *newest_pending;
-  uint64_t seen_epoch; /* core->epoch when the pending blocks were last looked at */
-  unsigned borrowed;   /* small blocks of other heaps, since it last had to grow instead */
-  heap_t *next;        /* in the pool, or among the spare heaps */
+  uint64_t seen_progress; /* core->progress when the pending blocks were last looked at */
+  unsigned borrowed;      /* small blocks of other heaps, since it last had to grow instead */
+  heap_t *next;           /* in the pool, or among the spare heaps */
   heap_t *previous_on_device, *next_on_device;
 };
 

@@ -68,8 +68,8 @@ void pending_index_clear(heap_t *heap)
   heap->pending_index.unknown = false;
 }
 
-/* That the block still waits cannot be checked: a use may be over a moment before the epoch rises,
- * and a held use may get its record later. */
+/* That the block still waits cannot be checked: a use may be over a moment before core->progress
+ * rises, and a held use may get its record later. */
 bool pending_index_is_valid(const block_t *block)
 {
   const heap_t *heap = block->segment->heap;

@@ -1,5 +1,5 @@
 /* grow.c: how a heap grows by pages. In one of its holes, the bytes that are missing between free
- * neighbours are filled: with lent pages (stitch.h) and new ones, or with new ones alone where
+ * neighbours are filled: with moved pages (stitch.h) and new ones, or with new ones alone where
  * slack allows it. Blocks are claimed under the lock, pages are mapped without it, and then the
  * lists and statistics are updated. If the driver refuses, all is as it was before. */
 #include "grow.h"
@@ -43,11 +43,11 @@ typedef struct growth {
   pages_from_t from;
   window_t window;
   block_t *piece;       /* cut out of the hole */
-  stitch_t stitch;      /* the lent pages */
+  stitch_t stitch;      /* the moved pages */
   size_t created;       /* bytes of new pages */
   size_t new_page_size; /* the last one may be smaller */
   size_t made;          /* bytes of them before the driver refused */
-  bool slack;           /* some new pages could have been lent ones */
+  bool slack;           /* some new pages could have been moved ones */
 } growth_t;
 
 /* ---- where ------------------------------------------------------------- */
@@ -117,8 +117,8 @@ static bool memory_is_plentiful(const device_t *device, size_t missing)
          segment_may_come(device, missing + all / 8);
 }
 
-/* A page can be lent only when all of it is free, so large pages waste memory. Those of private
- * pools are never lent. Pages of small blocks are one granule. */
+/* A page can move only when all of it is free, so large pages waste memory. Those of private
+ * pools never move. Pages of small blocks are one granule. */
 static size_t new_page_size(const growth_t *g, size_t created)
 {
   size_t granule = g->device->granule;
@@ -136,9 +136,9 @@ static size_t new_page_size(const growth_t *g, size_t created)
 static esper_status cut_piece(growth_t *g)
 {
   const window_t *w = &g->window;
-  size_t lent = stitch_bytes(&g->stitch), size = lent > w->missing ? lent : w->missing;
+  size_t moved = stitch_bytes(&g->stitch), size = moved > w->missing ? moved : w->missing;
   uintptr_t begin = w->hole->address + (w->from_end ? w->hole->size - size : 0);
-  size_t created = size - lent, page_size = new_page_size(g, created);
+  size_t created = size - moved, page_size = new_page_size(g, created);
   esper_status status = segment_check_limits(g->device, created);
   if (status != ESPER_OK)
     return status;
@@ -159,7 +159,7 @@ static void free_neighbours(const window_t *w)
     free_blocks_add(w->after);
 }
 
-/* Claims pages to lend (stitch.h), but releases them if slack allows new pages for all of it. */
+/* Claims pages to move (stitch.h), but releases them if slack allows new pages for all of it. */
 static void claim_pages(growth_t *g)
 {
   const window_t *w = &g->window;
@@ -175,7 +175,7 @@ static void claim_pages(growth_t *g)
 
 /* Claims a window and pages for it. If another thread freed a block that fits meanwhile, claims
  * that block instead, and stores it. NO_HOLE: there is no window. */
-static esper_status claim(growth_t *g, block_t **block)
+static esper_status claim_window(growth_t *g, block_t **block)
 {
   cache_close(g->heap);
   *block = free_blocks_best_ready(g->heap, g->size, g->large);
@@ -222,7 +222,7 @@ static esper_status check_free_memory(const growth_t *g)
   return status;
 }
 
-/* New pages fill what the lent ones leave of the piece. */
+/* New pages fill what the moved ones leave of the piece. */
 static esper_status add_pages(growth_t *g)
 {
   segment_t *s = g->piece->segment;
@@ -266,8 +266,8 @@ static block_t *unite(const growth_t *g)
   return block;
 }
 
-/* Notes how much memory the driver refused. If pages could have been lent instead of created, the
- * refusal does not mean that the heap cannot grow. */
+/* Notes how much memory the driver refused. If pages could have moved instead, the refusal does
+ * not mean that the heap cannot grow. */
 static void note_refusal(growth_t *g, esper_status status)
 {
   device_t *device = g->device;
@@ -286,7 +286,7 @@ static block_t *keep_books(growth_t *g, esper_status status)
   note_refusal(g, status);
   stitch_finish(&g->stitch, status == ESPER_OK);
   if (status == ESPER_OK) {
-    if (RULE(LENT_PAGES_KEEP_STAMP))
+    if (RULE(MOVED_PAGES_KEEP_STAMP))
       g->piece->stamp = g->stitch.stamp;
     mapped_arrived(g->piece);
     return unite(g);
@@ -317,7 +317,7 @@ static esper_status fill(growth_t *g, block_t **block)
   return status;
 }
 
-/* ESPER_OUT_OF_MEMORY and *slack: pages can be lent instead. NO_HOLE: see claim. */
+/* ESPER_OUT_OF_MEMORY and *slack: pages can move instead. NO_HOLE: see claim_window. */
 static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool large,
                             block_t **block, bool *slack)
 {
@@ -328,7 +328,7 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
     mapped_reap(g.device);
   }
   lock(&g.device->lock);
-  esper_status status = claim(&g, block);
+  esper_status status = claim_window(&g, block);
   *slack = g.slack;
   unlock(&g.device->lock);
   if (status != ESPER_OK || *block)
@@ -336,14 +336,14 @@ static esper_status grow_by(pages_from_t from, heap_t *heap, size_t size, bool l
   return fill(&g, block);
 }
 
-/* If there is no memory for slack, tries again with lent pages. */
+/* If there is no memory for slack, tries again with moved pages. */
 static esper_status grow_mapped(heap_t *heap, size_t size, bool large, pages_from_t from,
                                 block_t **block)
 {
   bool slack;
   esper_status status = grow_by(from, heap, size, large, block, &slack);
   if (status == ESPER_OUT_OF_MEMORY && slack)
-    status = grow_by(LENT_FIRST, heap, size, large, block, &slack);
+    status = grow_by(MOVED_FIRST, heap, size, large, block, &slack);
   return status;
 }
 

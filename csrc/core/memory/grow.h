@@ -6,9 +6,9 @@
 #include "../base/types.h"
 
 typedef enum pages_from {
-  ANY_PAGES,  /* all new if slack allows it, else as LENT_FIRST */
-  LENT_FIRST, /* creates pages only for what lent ones leave missing */
-  NEW_PAGES   /* lends none */
+  ANY_PAGES,   /* all new if slack allows it, else as MOVED_FIRST */
+  MOVED_FIRST, /* creates pages only for what moved ones leave missing */
+  NEW_PAGES    /* moves none */
 } pages_from_t;
 
 /* Stores a block of at least `size` bytes, claimed by the caller, which owes the heap's stream

@@ -42,9 +42,9 @@ static size_t most_slack(const device_t *device, size_t peak)
   return share > least ? share : least;
 }
 
-bool slack_allows_new_pages(device_t *device, size_t missing, bool lendable)
+bool slack_allows_new_pages(device_t *device, size_t missing, bool movable)
 {
-  if (!lendable || device->counters.pages_moved - device->slack_refused_at < MANY_MOVES)
+  if (!movable || device->counters.pages_moved - device->slack_refused_at < MANY_MOVES)
     return false;
   size_t peak = recent_peak(device, missing);
   return pages_with(device, missing) <= peak + most_slack(device, peak) &&

@@ -9,12 +9,12 @@
 #include "mapped.h"
 #include "page_table.h"
 
-static bool may_lend(const heap_t *heap)
+static bool pages_may_move(const heap_t *heap)
 {
   return !heap->capture && !heap->quiesced;
 }
 
-static bool may_be_lent(const block_t *block)
+static bool is_movable(const block_t *block)
 {
   const segment_t *s = block->segment;
   return s->pages && !s->pinned && pool_may_give_back(s);
@@ -32,7 +32,7 @@ static uint64_t owed_stamp(heap_t *heap)
   for (int large = 0; large < 2; large++) {
     const bins_t *bins = &heap->ready[large];
     for (const block_t *b = bins_best_fit(bins, granule); b; b = bins_next(bins, b))
-      if (may_be_lent(b) && b->stamp > stamp && !owner_order_has_completed(b))
+      if (is_movable(b) && b->stamp > stamp && !owner_order_has_completed(b))
         stamp = b->stamp;
   }
   for (const block_t *b = heap->device->stale; b; b = b->newer)
@@ -50,7 +50,7 @@ void stitch_learn(heap_t *heap)
     return;
   lock(&device->lock);
   for (heap_t *h = heap->pool->heaps; h; h = h->next) {
-    uint64_t stamp = may_lend(h) ? owed_stamp(h) : 0;
+    uint64_t stamp = pages_may_move(h) ? owed_stamp(h) : 0;
     if (stamp)
       probes_add(&probes, owner_order_stream(h), stamp);
   }
@@ -58,19 +58,19 @@ void stitch_learn(heap_t *heap)
   probes_ask(&probes, device->core, false);
 }
 
-/* ---- lending ----------------------------------------------------------- */
+/* ---- moving ------------------------------------------------------------ */
 
-/* The list that the block belongs to; NULL: it may not be lent. */
-static lenders_t *list_for(stitch_t *stitch, const heap_t *heap, const block_t *block)
+/* The list that the block belongs to; NULL: its pages may not move. */
+static movable_t *list_for(stitch_t *stitch, const heap_t *heap, const block_t *block)
 {
-  if (!may_be_lent(block) || !uses_have_completed(block))
+  if (!is_movable(block) || !uses_have_completed(block))
     return NULL;
-  if (owner_order_has_completed(block) || !RULE(LENT_PAGES_NEED_COMPLETION))
+  if (owner_order_has_completed(block) || !RULE(MOVED_PAGES_NEED_COMPLETION))
     return &stitch->completed;
   return block->segment->heap == heap ? &stitch->ordered : NULL;
 }
 
-static void add_lender(lenders_t *list, block_t *block)
+static void add_movable(movable_t *list, block_t *block)
 {
   block->newer = NULL;
   *list->end = block;
@@ -88,12 +88,12 @@ static void claim_from(stitch_t *stitch, const heap_t *heap, heap_t *from, bool 
        b = next) {
     uintptr_t first;
     next = bins_next(bins, b);
-    lenders_t *list = list_for(stitch, heap, b);
+    movable_t *list = list_for(stitch, heap, b);
     size_t got = stitch_bytes(stitch);
     size_t size = list ? pages_within(b, enough - got, most - got, &first) : 0;
     b = size ? mapped_carve(b, first, size) : NULL;
     if (b)
-      add_lender(list, b);
+      add_movable(list, b);
     if (b && list == &stitch->ordered && b->stamp > stitch->stamp)
       stitch->stamp = b->stamp;
   }
@@ -108,12 +108,12 @@ void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most)
     return;
   caches_close_pool(heap->device, heap->pool);
   for (heap_t *from = heap->pool->heaps; from; from = from->next)
-    for (int large = 1; large >= 0 && may_lend(from); large--)
+    for (int large = 1; large >= 0 && pages_may_move(from); large--)
       claim_from(stitch, heap, from, large, enough, most);
 }
 
-static size_t map_lenders(const lenders_t *list, block_t *into, size_t at, size_t *moved,
-                          esper_status *status)
+static size_t map_moved(const movable_t *list, block_t *into, size_t at, size_t *moved,
+                        esper_status *status)
 {
   segment_t *s = into->segment;
   for (const block_t *b = list->first; b; b = b->newer)
@@ -135,9 +135,9 @@ esper_status stitch_move(const stitch_t *stitch, block_t *into, size_t *moved)
   segment_t *s = into->segment;
   esper_status status = ESPER_OK;
   *moved = 0;
-  size_t mapped = map_lenders(&stitch->completed, into, 0, moved, &status);
+  size_t mapped = map_moved(&stitch->completed, into, 0, moved, &status);
   if (status == ESPER_OK)
-    mapped = map_lenders(&stitch->ordered, into, mapped, moved, &status);
+    mapped = map_moved(&stitch->ordered, into, mapped, moved, &status);
   for (const block_t *b = stitch->completed.first; b && status == ESPER_OK; b = b->newer)
     driver_page_unmap(s->device, b->address, b->size);
   for (; status != ESPER_OK && mapped; --*moved) {
@@ -149,7 +149,7 @@ esper_status stitch_move(const stitch_t *stitch, block_t *into, size_t *moved)
   return status;
 }
 
-static void finish(const lenders_t *list, bool moved, bool stale)
+static void finish(const movable_t *list, bool moved, bool stale)
 {
   for (block_t *b = list->first, *next; b; b = next) {
     next = b->newer;

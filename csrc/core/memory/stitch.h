@@ -1,28 +1,28 @@
-/* stitch.h: lending pages. Where no free block is large enough, free pages scattered over mapped
+/* stitch.h: page moves. Where no free block is large enough, free pages scattered over mapped
  * segments are mapped where the heap grows, so that the device need not provide new ones.
  *
- * Pages of another heap are lent once everything that their block owes has completed; they are
+ * Pages of another heap move once everything that their block owes has completed; they are
  * unmapped there at once. Pages of the heap itself may still owe owner order, because what its
  * stream enqueued before comes before what it enqueues on the new addresses. Their old mapping is
  * then stale: no request is given those addresses, and it goes when that work has completed. So
- * whether a heap can lend to itself does not depend on how far the GPU has come.
+ * whether pages can move within a heap does not depend on how far the GPU has come.
  *
- * Only the default pool lends: graphs touch the pages of other pools, and holes would change the
- * addresses there, which must repeat. */
+ * Pages move only in the default pool: graphs touch those of other pools, and holes would change
+ * the addresses there, which must repeat. */
 #ifndef ESPER_STITCH_H
 #define ESPER_STITCH_H
 
 #include "../blocks/block.h"
 
 /* Claimed blocks of whole pages, linked by `newer`. */
-typedef struct lenders {
+typedef struct movable {
   block_t *first, **end;
   size_t bytes;
-} lenders_t;
+} movable_t;
 
 typedef struct stitch {
-  lenders_t completed; /* unmapped before the pages serve elsewhere */
-  lenders_t ordered;   /* unmapped some time afterwards */
+  movable_t completed; /* unmapped before the pages serve elsewhere */
+  movable_t ordered;   /* unmapped some time afterwards */
   uint64_t stamp;      /* the latest stamp in `ordered` */
 } stitch_t;
 
@@ -31,11 +31,10 @@ static inline size_t stitch_bytes(const stitch_t *stitch)
   return stitch->completed.bytes + stitch->ordered.bytes;
 }
 
-/* Finds out what has completed among the blocks that could be lent to the heap. Without the
- * lock. */
+/* Finds out what has completed among the blocks whose pages could move. Without the lock. */
 void stitch_learn(heap_t *heap);
 
-/* Claims pages to lend to the heap, until they are `enough` bytes, but never more than `most`.
+/* Claims pages that move to the heap, until they are `enough` bytes, but never more than `most`.
  * Under the lock. */
 void stitch_claim(stitch_t *stitch, heap_t *heap, size_t enough, size_t most);
 

@@ -189,7 +189,7 @@ static void raise(branch_t *b, const branch_t *of, uint64_t number)
   if (of->index >= BRANCHES || atomic_load(&b->vector_clock[of->index]) >= number)
     return;
   atomic_store(&b->vector_clock[of->index], number);
-  atomic_fetch_add(&b->stream->core->epoch, 1);
+  atomic_fetch_add(&b->stream->core->progress, 1);
 }
 
 /* Points of other branches at the node come before the branch's future nodes. */

@@ -156,7 +156,7 @@ void records_complete(stream_t *s, uint64_t number)
     }
   }
   if (news) {
-    atomic_fetch_add(&s->core->epoch, 1);
+    atomic_fetch_add(&s->core->progress, 1);
     atomic_fetch_add(&s->core->completions, 1);
   }
 }

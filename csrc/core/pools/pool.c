@@ -148,7 +148,7 @@ bool pool_has_graphs(const pool_t *pool)
   return has;
 }
 
-pool_t *pool_next_spare(device_t *device, pool_t *pool)
+pool_t *pool_next_on_oom(device_t *device, pool_t *pool)
 {
   lock(&device->lock);
   pool_t *next = pool ? pool->next : device->pools;

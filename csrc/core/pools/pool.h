@@ -46,7 +46,7 @@ void pool_bury(device_t *device);
 
 /* Leaves `pool` and enters the next one that may serve the default pool's requests when memory is
  * short. `pool` NULL: the first. Returns NULL after the last. Without the lock. */
-pool_t *pool_next_spare(device_t *device, pool_t *pool);
+pool_t *pool_next_on_oom(device_t *device, pool_t *pool);
 
 /* Whether a segment may go back to the driver, or its pages serve elsewhere, once it is free and
  * owes nothing. Not while a graph may touch it, or while its private pool has references or a

@@ -37,7 +37,7 @@ void held_uses_record(core_t *core, presented_t p)
     if (atomic_load(&core->devices[d].ready))
       cover_uses(&core->devices[d], record);
   record_drop(record);
-  atomic_fetch_add(&core->epoch, 1);
+  atomic_fetch_add(&core->progress, 1);
 }
 
 /* ---- a device is waited for -------------------------------------------- */

@@ -14,7 +14,7 @@
 
 enum {
   ALLOWANCE = 128 << 20,
-  SPARED = 2 /* blocks */
+  RECENT = 2 /* blocks */
 };
 
 bool call_free_memory(const request_t *q)
@@ -49,23 +49,23 @@ static record_t *awaited(const request_t *q, const block_t *block)
   return block->segment->large == q->large ? block_awaits(block, q->heap->stream) : NULL;
 }
 
-/* The oldest of the pending blocks that are spared: the two newest, as many as fit into the
- * allowance, and each that is larger than all newer ones: or the GPU would have to finish a layer's
- * large tensor before the next layer could be prepared. NULL: no older one is pending. */
-static const block_t *oldest_spared(const request_t *q, size_t allowance)
+/* The oldest pending block that is too recent to wait for: the two newest are, as many as fit into
+ * the allowance, and each that is larger than all newer ones: or the GPU would have to finish a
+ * layer's large tensor before the next layer could be prepared. NULL: no older one is pending. */
+static const block_t *oldest_recent(const request_t *q, size_t allowance)
 {
   size_t newer = 0, found = 0;
   bool any_older = false;
-  const block_t *spared = NULL;
+  const block_t *recent = NULL;
   for (const block_t *b = q->heap->newest_pending; b; b = b->older)
     if (awaited(q, b)) {
-      any_older = found >= SPARED && newer >= b->size && q->size + newer + b->size > allowance;
+      any_older = found >= RECENT && newer >= b->size && q->size + newer + b->size > allowance;
       if (!any_older)
-        spared = b;
+        recent = b;
       newer += b->size;
       found++;
     }
-  return any_older ? spared : NULL;
+  return any_older ? recent : NULL;
 }
 
 /* The oldest work that pending memory waits for, with a reference. `mindful`: NULL if what is
@@ -75,7 +75,7 @@ static record_t *oldest_work(const request_t *q, bool mindful)
   record_t *oldest = NULL;
   lock(&q->device->lock);
   size_t allowance = allowance_of(q->heap);
-  const block_t *end = mindful && allowance != SIZE_MAX ? oldest_spared(q, allowance) : NULL;
+  const block_t *end = mindful && allowance != SIZE_MAX ? oldest_recent(q, allowance) : NULL;
   for (block_t *b = !mindful || end ? q->heap->oldest_pending : NULL; b != end && !oldest;
        b = b->newer)
     oldest = awaited(q, b);

@@ -15,7 +15,7 @@
  *   5. take_grown: new memory. If the driver fails, or PyTorch's limit for requests rejects this
  *      one (segment.h), malloc gives up, but not within step 8 or before step 3
  *   6. call_free_memory: registered callbacks free memory; then steps 2 to 5 again
- *   7. find_in_spare_pools: for the default pool, memory of pools with use_on_oom
+ *   7. find_in_pools_on_oom: for the default pool, memory of pools with use_on_oom
  *   8. wait_and_release: the host waits for one event after another, then drains the device, and
  *      tries steps 2, 3 and 7 again. Then cached memory goes back to the driver, and new memory is
  *      created. At last take_returned waits for pages that a sleep is sending, and tries once more
@@ -168,13 +168,13 @@ static block_t *take_grown(const request_t *q, pages_from_t from, esper_status *
   return block;
 }
 
-/* Step 7. Walks to the end, because only the next call of pool_next_spare leaves the pool. */
-static block_t *find_in_spare_pools(const request_t *q)
+/* Step 7. Walks to the end, because only the next call of pool_next_on_oom leaves the pool. */
+static block_t *find_in_pools_on_oom(const request_t *q)
 {
   block_t *block = NULL;
   if (q->pool != q->device->default_pool)
     return NULL;
-  for (pool_t *pool = NULL; (pool = pool_next_spare(q->device, pool));) {
+  for (pool_t *pool = NULL; (pool = pool_next_on_oom(q->device, pool));) {
     if (block)
       continue;
     request_t there = *q; /* `missed` does not matter: the caches of such pools are closed */
@@ -201,7 +201,7 @@ static block_t *release_and_grow(const request_t *q, size_t enough, esper_status
 static block_t *find_drained(const request_t *q, esper_status *status)
 {
   block_t *block;
-  if ((block = steps_2_and_3(q)) || (block = find_in_spare_pools(q)))
+  if ((block = steps_2_and_3(q)) || (block = find_in_pools_on_oom(q)))
     return block;
   block = release_and_grow(q, grow_size(q->pool, q->size), status);
   return block ? block : release_and_grow(q, SIZE_MAX, status);
@@ -268,7 +268,7 @@ static block_t *steps_2_to_8(const request_t *q, esper_status *status)
     return block;
   if (q->capture)
     return take_returned(q, status);
-  return (block = find_in_spare_pools(q)) ? block : wait_and_release(q, status);
+  return (block = find_in_pools_on_oom(q)) ? block : wait_and_release(q, status);
 }
 
 /* All steps but the first. If the tag fell asleep or the device failed meanwhile, the block is

@@ -129,7 +129,7 @@ static void choose_next(release_t *r)
 }
 
 /* Claims a chosen part. NULL: it cannot go any more. Under the lock. */
-static block_t *claim(const release_t *r, uintptr_t address)
+static block_t *claim_chosen(const release_t *r, uintptr_t address)
 {
   block_t *block = map_find(r->device->core->map, address);
   const segment_t *s = block ? block_segment_if_any(block) : NULL;
@@ -175,11 +175,11 @@ static bool release_some(release_t *r)
 {
   begin(r);
   choose_next(r);
-  size_t first = give_back(r->device, r->count ? claim(r, r->chosen[0]) : NULL);
+  size_t first = give_back(r->device, r->count ? claim_chosen(r, r->chosen[0]) : NULL);
   r->released += first;
   for (int i = 1; first && i < r->count && r->released < r->enough; i++) {
     begin(r);
-    r->released += give_back(r->device, claim(r, r->chosen[i]));
+    r->released += give_back(r->device, claim_chosen(r, r->chosen[i]));
   }
   return first > 0;
 }

@@ -50,7 +50,7 @@ SCENE_WITH(after_a_refusal_pages_are_small, begin_with(16384, &DEFAULTS))
   CHECK_EQ(pages_for(40), 5);
 }
 
-/* They are never lent, so large ones waste nothing. */
+/* They never move, so large ones waste nothing. */
 SCENE_WITH(pages_of_private_pools_are_as_large_as_the_request, begin_with(1024, &DEFAULTS))
 {
   world_malloc_from(&w, world_pool(&w, 0, 7, 1), 900 * MIB, r);

@@ -61,7 +61,7 @@ SCENE(stretches_on_the_way_are_no_peak)
 SCENE(whole_stretches_go_back_first)
 {
   comb(20, 5, r);
-  world_kernel(&w, r, pieces[1]); /* its pages are not lent meanwhile */
+  world_kernel(&w, r, pieces[1]); /* its pages do not move meanwhile */
   world_free(&w, get(20, s));
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 2);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));

@@ -1,4 +1,4 @@
-/* New pages instead of lent ones, up to a 25th over the recent peak. */
+/* New pages instead of moved ones, up to a 25th over the recent peak. */
 #include "core/api/testing.h"
 #include "core/base/lock.h"
 #include "core/memory/slack.h"

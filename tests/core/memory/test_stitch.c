@@ -1,4 +1,4 @@
-/* Pages that are lent to another heap, or move within one. */
+/* Pages that move to another heap, or within one. */
 #include "pages_world.h"
 
 SCENE(scattered_pages_serve_a_large_request)
@@ -44,7 +44,7 @@ SCENE(what_is_missing_besides_is_new)
   CHECK_EQ(reserved_mib(), 110);
 }
 
-SCENE(pinned_segments_lend_nothing)
+SCENE(pages_of_pinned_segments_stay)
 {
   comb(20, 4, r);
   first_segment()->pinned = true;
@@ -58,7 +58,7 @@ SCENE(pinned_segments_lend_nothing)
   CHECK_EQ(reserved_mib(), 80);
 }
 
-SCENE(other_pools_lend_nothing)
+SCENE(pages_of_other_pools_stay)
 {
   esper_pool *pool = world_pool(&w, 0, 3, 1);
   void *p[4];
@@ -68,7 +68,7 @@ SCENE(other_pools_lend_nothing)
   world_free(&w, p[2]);
   get(40, r);
   CHECK_EQ(reserved_mib(), 120);
-  void *q = world_malloc_from(&w, pool, 40 * MIB, r); /* nor to themselves */
+  void *q = world_malloc_from(&w, pool, 40 * MIB, r); /* nor do they move within it */
   CHECK_EQ(reserved_mib(), 160);
   CHECK_EQ(calls(SIM_CALL_page_unmap), 0);
   world_free(&w, p[1]);

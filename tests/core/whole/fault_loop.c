@@ -487,7 +487,7 @@ static void scenario(void)
 
   behind_fences(r, a);
 
-  /* Mapped segments: pages are lent where no free block is large enough, to a
+  /* Mapped segments: pages move where no free block is large enough, to a
    * hole between free blocks and to the end, and go back. */
   void *pieces[10];
   for (int i = 0; i < 10; i++)
@@ -668,7 +668,7 @@ static bool run(sim_call call, uint64_t nth, esper_status status, bool sticky,
     return true;
   }
   if (completion == SIM_SEEDED)
-    core_set_pages_moved(core, 256); /* slack before lent pages */
+    core_set_pages_moved(core, 256); /* slack before moved pages */
   scenario();
   if (sticky)
     no_fault(call);

@@ -1457,7 +1457,7 @@ static uint64_t run_program(uint64_t seed, int threads)
   sim_on_failure(p.s, oracle_failed, NULL);
   MUST(esper_core_create(sim_driver(p.s), &config, &p.core));
   if (p.operations % 2)
-    core_set_pages_moved(p.core, 256); /* slack before lent pages */
+    core_set_pages_moved(p.core, 256); /* slack before moved pages */
   for (int d = 0; d < p.devices; d++) {
     uint64_t id = ++p.pool_ids;
     MUST(esper_pool_create(p.core, d, POOL_ID, id, &p.pools[d]));

@@ -26,8 +26,8 @@ SCENE_WITH(a_pool_serves_others_when_memory_is_short, begin(24))
   world_free(&w, full);
 }
 
-/* What it has to spare still owes a read, for which the host waits. */
-SCENE_WITH(what_a_pool_has_to_spare_may_be_pending, begin(12))
+/* Its free memory still owes a read, for which the host waits. */
+SCENE_WITH(what_serves_on_oom_may_be_pending, begin(12))
 {
   set(ESPER_POOL_USE_ON_OOM);
   void *a = get(12 * MIB, r);

@@ -53,8 +53,8 @@ def empty_cache_in_a_capture() -> dict[str, Any]:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     base = reserved()
-    spare = memory(30)
-    del spare
+    cached = memory(30)
+    del cached
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # torch.cuda.graph would empty the cache before
