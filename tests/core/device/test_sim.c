@@ -702,7 +702,7 @@ static void wait_for(void *st, void *other)
 }
 
 /* The core makes a stream wait. */
-static void gate(void *st, void *other)
+static void wait_of_the_core(void *st, void *other)
 {
   void *e = event();
   CHECK_OK(d->event_record(d->self, 0, e, other));
@@ -732,7 +732,7 @@ SCENE_WITH(a_follower_does_not_come_after_the_cores_wait, begin_followers())
   void *p = used_memory(s_);
   give(r_);
   wait_for(t_, r_);
-  gate(r_, s_);
+  wait_of_the_core(r_, s_);
   check_refused_for(p, name(0, t_));
   char words[128];
   snprintf(words, sizeof words, "was handed out on stream %llu (",
@@ -751,8 +751,8 @@ SCENE_WITH(followers_of_followers_follow, begin_followers())
   give(r_);
   wait_for(t_, r_);
   wait_for(u, t_);
-  gate(r_, s_);
-  gate(t_, s_);
+  wait_of_the_core(r_, s_);
+  wait_of_the_core(t_, s_);
   check_refused_for(p, name(0, u));
   sim_stream_destroy(s, 0, u);
   check_accepted(p, r_);
@@ -761,7 +761,7 @@ SCENE_WITH(followers_of_followers_follow, begin_followers())
 SCENE_WITH(everybody_follows_a_stream_without_work, begin_followers())
 {
   void *p = used_memory(s_);
-  gate(r_, s_);
+  wait_of_the_core(r_, s_);
   check_refused_for(p, "used at once on stream");
   end();
   begin_with(FOLLOWERS);
@@ -769,12 +769,12 @@ SCENE_WITH(everybody_follows_a_stream_without_work, begin_followers())
   p = used_memory(NULL);
   void *other = used_memory(NULL);
   sim_stream_wait_stream(s, 1, NULL, 0, NULL); /* all that there are but r */
-  gate(r_, NULL);
+  wait_of_the_core(r_, NULL);
   check_refused_for(p, "a stream that is yet to be made");
   sim_stream_destroy(s, 0, r_); /* nor has the next one with its handle got any */
   void *again = stream();
   CHECK(again == r_);
-  gate(r_, NULL);
+  wait_of_the_core(r_, NULL);
   check_refused_for(other, "a stream that is yet to be made");
 }
 
@@ -784,10 +784,10 @@ SCENE_WITH(who_waits_for_an_event_follows, begin_followers())
   give(r_);
   CHECK_OK(sim_event_record(s, 0, e, r_));
   CHECK_OK(d->event_record(d->self, 0, f, r_)); /* the program does not have this one */
-  gate(r_, s_);
+  wait_of_the_core(r_, s_);
   check_refused_for(p, "a stream that waits for an event of device 0");
   CHECK_OK(sim_event_record(s, 0, e, r_));
-  CHECK(sim_is_ordered(s, p, 4096, 0, r_)); /* now it stands for the gate, too */
+  CHECK(sim_is_ordered(s, p, 4096, 0, r_)); /* now it stands for that wait, too */
   sim_event_destroy(s, 0, e);
   check_accepted(p, r_);
 }
@@ -814,7 +814,7 @@ static void give_by(int kind)
     CHECK_OK(d->host_alloc(d->self, 0, 4096, &host));
     CHECK_OK(d->copy_to_host(d->self, 0, r_, host, (uintptr_t)memory(4096), 4096));
     break;
-  default: gate(s_, r_); /* records an event */
+  default: wait_of_the_core(s_, r_); /* records an event */
   }
 }
 
@@ -825,7 +825,7 @@ TEST(what_the_program_gives_counts_and_what_the_core_enqueues_does_not)
     void *p = used_memory(s_);
     give(r_);
     wait_for(t_, r_);
-    gate(r_, s_);
+    wait_of_the_core(r_, s_);
     give_by(kind);
     if (kind == BY_NOTHING)
       check_refused_for(p, name(0, t_));

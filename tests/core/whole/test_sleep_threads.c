@@ -302,3 +302,43 @@ SCENE_WITH(a_wake_waits_for_the_pages_that_a_sleep_sends,
   world_kernel(&w, s, q);
   world_check(&w);
 }
+
+/* A malloc that finds no memory gives up the embedder's locks to drain, and to wait for the sleep. */
+static atomic_int gave_up;
+static atomic_bool has_memory;
+
+static void give_up_locks(void (*wait)(void *), void *argument)
+{
+  atomic_fetch_add(&gave_up, 1);
+  wait(argument);
+}
+
+static void *malloc_now(void *context)
+{
+  world_kernel(&w, s, world_malloc(&w, 60 * MIB, s));
+  atomic_store(&has_memory, true);
+  return context;
+}
+
+SIM_HOOK(start_malloc)
+{
+  if (met)
+    return;
+  met = true;
+  CHECK(!pthread_create(&waker, NULL, malloc_now, NULL));
+  while (atomic_load(&gave_up) < 2 && !atomic_load(&has_memory))
+    ;
+}
+
+SCENE_WITH(a_malloc_waits_for_the_pages_that_a_sleep_sends,
+           begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1, .capacity = 100 * MIB},
+                    &(esper_config){.while_waiting = give_up_locks}))
+{
+  used_as("one", 80 * MIB, r);
+  met = false;
+  sim_after_call(w.s, SIM_CALL_copy_to_host, start_malloc, NULL);
+  sleep_all_of("one");
+  pthread_join(waker, NULL);
+  CHECK(atomic_load(&gave_up) == 2);
+  world_check(&w);
+}
