@@ -15,11 +15,12 @@ try:
 except ImportError:
     pass
 else:  # the machine may be slow, or busy
-    settings.register_profile(
-        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-    )
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("patient", deadline=None, suppress_health_check=slow)
     settings.load_profile("patient")
 
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))
 
 #: Files that take minutes. They come first, so that no process is left with one at the end.
 LONGEST = ("test_core", "test_build", "test_style", "test_benchmarks", "test_conformance_on_sim")
@@ -87,7 +88,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         esper_alloc.allocator()
     except esper_alloc.UnavailableError as error:
         pytest.skip(str(error))
-    sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))
     import build
 
     return build.build(tmp_path_factory.mktemp("simulated"))

@@ -111,9 +111,8 @@ class Recorder:
         rest = block.size - wanted
         if rest >= 512 if small else rest > MIB:
             blocks = block.segment.blocks
-            blocks.insert(
-                blocks.index(block) + 1, Block(block.address + wanted, rest, block.segment)
-            )
+            split = Block(block.address + wanted, rest, block.segment)
+            blocks.insert(blocks.index(block) + 1, split)
             block.size = wanted
         block.state, block.requested = "active_allocated", size
         self.entry("alloc", block.address, size, stream)

@@ -1,7 +1,6 @@
 """For tests that run programs on the simulated device (shim/simulated.py): a file that imports this
 is skipped where there is a GPU, or no PyTorch with CUDA."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ torch = pytest.importorskip("torch")
 if torch.version.cuda is None or torch.cuda.is_available():
     pytest.skip("needs a torch with CUDA, and no GPU", allow_module_level=True)
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))
 import build  # noqa: E402
 
 __all__ = ["Run", "build", "running", "torch"]

@@ -17,6 +17,15 @@ def python(*command: object, **how: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *map(str, command)], **how)
 
 
+def succeeded(*command: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run() of a command that must succeed, with its output captured. On a slow, busy
+    machine the fault loop takes a tenth of the time under ASan."""
+    how = {"capture_output": True, "text": True, "timeout": 36_000, **how}
+    done = subprocess.run(list(map(str, command)), **how)
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"[-8000:]
+    return done
+
+
 def output_of(*command: object, **how: Any) -> str:
     """What this Python printed, which must have succeeded."""
     done = python(*command, **how)

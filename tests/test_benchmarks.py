@@ -78,9 +78,7 @@ def figures_of(part: Any, recorded: list[dict[str, Any]]) -> Any:
     job = {key: 1.0 for key in (
         "step_ms", "peak_allocated_mib", "peak_reserved_mib", "tokens_s",
     )}  # fmt: skip
-    times = [
-        f"{when}_{what}_us" for when in ("whole", "warm") for what in ("slow", "median", "sum")
-    ]
+    times = [f"{when}_{of}_us" for when in ("whole", "warm") for of in ("slow", "median", "sum")]
     jobs = {name.partition(": ")[0] for name in names}
     engine = {"losses": [1.0], "by_rank": {}, "steps": 9, "held_back_s": 1.0,
               "held_back_least_s": 1.0}  # fmt: skip
@@ -644,9 +642,7 @@ def test_workers_take_turns_back_and_forth(script: Path) -> None:
     for name, segments in {"a": "mapped", "b": None, "c": None}.items():
         assert len({found[name]["pid"] for found in rounds}) == 1  # it stays
         assert {found[name]["segments"] for found in rounds} == {segments}
-    spans = sorted(
-        (one["from"], one["to"], name) for found in rounds for name, one in found.items()
-    )
+    spans = sorted((one["from"], one["to"], name) for each in rounds for name, one in each.items())
     assert [name for _, _, name in spans] == list("abccbaabc")
     assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:]))
     for found in rounds[0].values():

@@ -17,9 +17,11 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compilers import CC, CXX
+from processes import succeeded
 
 HERE = Path(__file__).resolve().parent / "core"
 CSRC = HERE.parent.parent / "csrc"
@@ -39,23 +41,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-#: Against what hangs. On a slow, busy machine the fault loop takes a tenth of that under ASan.
-LIMIT = 36_000
-
-
 def run(*command: object, **environment: str) -> str:
     """The output of a command that must succeed. `environment` is added to what there is."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-        cwd=HERE,
-    )
-    assert done.returncode == 0, done.stdout[-8000:]
-    return done.stdout
+    return succeeded(*command, env={**os.environ, **environment}, cwd=HERE).stdout
 
 
 @cache
@@ -95,18 +83,12 @@ def names(program: str) -> list[str]:
     return [found[1] for line in lines if (found := TEST.match(line))]
 
 
-CASES = [(program, name) for program in PROGRAMS for name in names(program)]
+def case(program: str, name: str) -> Any:
+    marks = pytest.mark.slow if program in SLOW else ()
+    return pytest.param(program, name, id=f"{program}-{name}", marks=marks)
 
 
-@pytest.mark.parametrize(
-    "program, name",
-    [
-        pytest.param(
-            program, name, id=f"{program}-{name}", marks=pytest.mark.slow if program in SLOW else ()
-        )
-        for program, name in CASES
-    ],
-)
+@pytest.mark.parametrize("program, name", [case(p, name) for p in PROGRAMS for name in names(p)])
 def test_plain(program: str, name: str, pytestconfig: pytest.Config) -> None:
     shorter = {"ESPER_FAULT_STEP": QUICK_STEP} if pytestconfig.getoption("quick") else {}
     variant = "counted" if program == COUNTED else "plain"
@@ -131,9 +113,7 @@ def test_sanitized(variant: str, program: str) -> None:
     assert all(name in output for name in names(program))
 
 
-def test_each_rule_is_caught_by_an_episode_of_its_number(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_each_rule_is_caught_by_an_episode_of_its_number(capsys: Any) -> None:
     output = run(build("rules") / "walk_rules")
     rules = [line for line in output.splitlines() if line.startswith("rule ")]
     assert rules and all("caught by" in line for line in rules)
@@ -163,10 +143,8 @@ def test_random_programs(variant: str, threads: int, pytestconfig: pytest.Config
     operations = OPERATIONS // {"plain": 1, "asan": 10, "tsan": 40}[variant]
     if pytestconfig.getoption("quick"):
         operations //= 10
-    output = run(
-        build(variant) / "random_programs", "--operations", operations, "--threads", threads
-    )
-    assert "the oracle is content" in output
+    said = run(build(variant) / "random_programs", "--operations", operations, "--threads", threads)
+    assert "the oracle is content" in said
 
 
 def test_random_reads() -> None:
@@ -189,8 +167,7 @@ def test_header_compiles_alone(header: str, language: str, standard: str) -> Non
         pytest.skip(f"needs a compiler of {language}")
     command = [*compiler, "-x", language, f"-std={standard}"]
     command += "-pedantic -Wall -Wextra -Werror -fsyntax-only -".split()
-    done = subprocess.run(command, input=source, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    succeeded(*command, input=source)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +187,5 @@ def test_every_file_of_the_core_has_a_test_of_its_name() -> None:
         for path in HERE.glob("*/test_*.c")
     }
     assert not sorted(map(str, sources - tested))
-    assert len({path.name for path in HERE.glob("*/test_*.c")}) == len(
-        list(HERE.glob("*/test_*.c"))
-    ), "the programs of two folders would have the same name"
+    programs = [path.name for path in HERE.glob("*/test_*.c")]
+    assert len({*programs}) == len(programs), "those of two folders would have the same name"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from compilers import CC
+from processes import ROOT, succeeded
 
 from esper_alloc.torch_allocator.choices import ALLOWANCE
 from esper_alloc.torch_allocator.sizes import parse_size
 
-ROOT = Path(__file__).resolve().parent.parent
 DEVICE_TESTS = ROOT / "tests" / "device"
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-DESPER_LOCK_ORDER", "-O0", "-g"]
 FLAGS += ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
@@ -24,9 +24,7 @@ pytestmark = pytest.mark.skipif(not CC, reason="needs a C compiler")
 
 
 def compile_c(output: Path, sources: list[Path], *flags: str) -> Path:
-    command = [*CC, *FLAGS, *flags, *map(str, sources), "-o", str(output), "-pthread", "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    succeeded(*CC, *FLAGS, *flags, *sources, "-o", output, "-pthread", "-ldl")
     return output
 
 
@@ -57,16 +55,8 @@ def ran(
     """A scenario, which must succeed."""
     if "/" not in library and (built / library).exists():
         library = str(built / library)
-    done = subprocess.run(
-        [str(built / "test_cuda"), scenario],
-        env={**os.environ, "ESPER_ALLOC_LIBCUDA": library, **environment},
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr or f"ended with {done.returncode}"
-    return done
+    environment = {**os.environ, "ESPER_ALLOC_LIBCUDA": library, **environment}
+    return succeeded(built / "test_cuda", scenario, env=environment, input=given, timeout=1200)
 
 
 def run_scenario(built: Path, scenario: str, *how: str, **more: str) -> str:
@@ -86,9 +76,8 @@ def test_scenario(built: Path, scenario: str) -> None:
 
 def test_blindness_is_said_once(built: Path) -> None:
     """Who allocates without a way to report record_stream hears of it, in one line."""
-    (line,) = ran(
-        built, "blind"
-    ).stderr.splitlines()  # it allocates twice before record_stream is visible
+    # It allocates twice before record_stream is visible.
+    (line,) = ran(built, "blind").stderr.splitlines()
     assert "record_stream" in line and "esper_alloc.pluggable_allocator()" in line
     assert ran(built, "uses").stderr == ""
 

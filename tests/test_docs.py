@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from documents import blocks
+from documents import blocks, project_files
 from processes import ROOT, output_of, python
 
 DOCUMENTS = sorted(
@@ -32,17 +32,6 @@ def name_of(path: Path) -> str:
 def prose(text: str) -> str:
     """`text` without fenced blocks."""
     return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-
-
-def project_files() -> list[Path]:
-    """Every file that belongs to the project: what git would have in a commit."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True
-    )
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout")
-    names = listed.stdout.decode().split("\0")
-    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 
 def python_text(path: Path) -> str:
@@ -70,9 +59,7 @@ def source_text() -> str:
 
 def anchors(path: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", prose(path.read_text()), flags=re.M)
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
-    }
+    return {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in headings}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

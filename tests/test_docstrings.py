@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from processes import output_of
+from pytest import MonkeyPatch
 
 import esper_alloc
 
@@ -96,9 +97,7 @@ def test_there_is_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HELPERS)
-def test_examples_of_helpers_run(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_examples_of_helpers_run(name: str, monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     import published_cifar
 

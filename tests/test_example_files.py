@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 from processes import ROOT, output_of
+from pytest import CaptureFixture, MonkeyPatch
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +43,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+def run(name: str, monkeypatch: MonkeyPatch, *arguments: str) -> object:
     """Calls an example's main(); what it gave sys.exit()."""
     module = load(name)
     monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -53,7 +54,7 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_help_says_how_to_start_it(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     assert run(name, monkeypatch, "--help") == 0
     assert f"python examples/{name}" in capsys.readouterr().out
@@ -61,7 +62,7 @@ def test_help_says_how_to_start_it(
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_bad_arguments_are_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     assert run(name, monkeypatch, "--no-such-option") == 2
     if name in REFUSED:
@@ -75,7 +76,7 @@ def test_bad_arguments_are_refused(
     "name",
     [name for name in EXAMPLES if name not in ("cifar_envs.py", "train_gpt2.py", "simulator.py")],
 )  # these three run on the CPU
-def test_without_a_gpu_it_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_says_so(name: str, monkeypatch: MonkeyPatch) -> None:
     assert str(run(name, monkeypatch)).startswith("this example needs ")
 
 
@@ -136,7 +137,7 @@ class Side:
 @pytest.mark.parametrize("serial", [False, True])
 @pytest.mark.parametrize("awake", [False, True])
 def test_a_trainer_and_an_engine_take_turns(
-    awake: bool, serial: bool, monkeypatch: pytest.MonkeyPatch
+    awake: bool, serial: bool, monkeypatch: MonkeyPatch
 ) -> None:
     module, said = load("colocated_step.py"), list[str]()
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
@@ -171,7 +172,7 @@ def test_one_wakes_while_the_other_goes_to_sleep() -> None:
     assert tries[2:] == ["sleep", "wake"]
 
 
-def test_weights_arrive_as_they_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_arrive_as_they_were_sent(monkeypatch: MonkeyPatch) -> None:
     module = load("colocated_step.py")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(

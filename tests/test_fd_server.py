@@ -5,20 +5,15 @@ process of its own.
 """
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from compilers import CC
+from processes import ROOT, succeeded
 
-ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-SCENARIOS = (
-    (
-        "guess refused kept last_descriptor users silent crowd signals full_table fork orphan exit network"  # as main() has them
-    ).split()
-)
+SCENARIOS = "guess refused kept last_descriptor users silent crowd signals full_table fork orphan exit network".split()
 
 pytestmark = pytest.mark.skipif(not CC, reason="needs a C compiler")
 
@@ -31,22 +26,17 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         ROOT / "csrc" / "device" / "fd_server.c",
     ]
     flags = FLAGS + (SANITIZE if request.param == "sanitized" else [])
-    command = [*CC, *flags, *map(str, sources), "-o", str(output), "-pthread"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    succeeded(*CC, *flags, *sources, "-o", output, "-pthread")
     return output
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario(program: Path, scenario: str) -> None:
-    done = subprocess.run(
-        [str(program), scenario],
-        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"},  # a forked child leaves things be
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr or f"ended with {done.returncode}"
+    environment = {
+        **os.environ,
+        "ASAN_OPTIONS": "detect_leaks=0",
+    }  # a forked child leaves things be
+    succeeded(program, scenario, env=environment, timeout=600)
 
 
 def test_each_scenario_is_run(program: Path) -> None:
@@ -57,8 +47,6 @@ def test_each_scenario_is_run(program: Path) -> None:
 def test_other_macros_give_the_same(tmp_path: Path) -> None:
     """As it is compiled elsewhere: GNU C, and without a macro on the command line."""
     for standard in ("-std=c11", "-std=gnu11"):
-        command = [*CC, standard, "-Wall", "-Wextra", "-Werror", "-c"]
+        flags = [standard, "-Wall", "-Wextra", "-Werror", "-c"]
         source = ROOT / "csrc" / "device" / "fd_server.c"
-        command += [str(source), "-o", str(tmp_path / "fd_server.o")]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        succeeded(*CC, *flags, source, "-o", tmp_path / "fd_server.o")

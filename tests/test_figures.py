@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from processes import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 

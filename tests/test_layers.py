@@ -26,8 +26,8 @@ from pathlib import Path
 import pytest
 from circles import circle
 from compilers import CC
+from processes import ROOT, succeeded
 
-ROOT = Path(__file__).resolve().parent.parent
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 PUBLIC = ("esper_alloc.h", "esper_report.h", "esper_sleep.h")
 #: By these the sleep beside the core reaches it. It uses no block itself.
@@ -74,9 +74,7 @@ pytestmark = pytest.mark.skipif(
 def symbols(object_file: Path) -> tuple[set[str], set[str]]:
     """The names that an object defines for others, and those that it takes from others.
     What C++ defines in a header is weak in many objects, and belongs to none."""
-    lines = subprocess.run(
-        ["nm", "--extern-only", str(object_file)], check=True, capture_output=True, text=True
-    ).stdout.splitlines()
+    lines = succeeded("nm", "--extern-only", object_file).stdout.splitlines()
     defined = {line.split()[-1] for line in lines if line.split()[-2] not in "UuVvWw"}
     return defined, {line.split()[-1] for line in lines if line.split()[-2] == "U"}
 
@@ -261,9 +259,7 @@ def test_a_readmes_table_names_every_file(readme: Path) -> None:
         if nearest != readme.parent or path.suffix not in (".c", ".h", ".cpp", ".cu"):
             continue
         name = path.relative_to(readme.parent)
-        ways = {
-            str(name.with_suffix(suffix)) for suffix in (path.suffix, ".*", ".c", ".cpp", ".cu")
-        }
+        ways = {str(name.with_suffix(end)) for end in (path.suffix, ".*", ".c", ".cpp", ".cu")}
         assert ways & named, name
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from circles import circle
+from processes import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "esper_alloc"
 LONGEST = 600  # lines of a file
 

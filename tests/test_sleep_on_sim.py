@@ -413,11 +413,8 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
     same=x.cpu().equal(torch.ones(5)))
 """)
     said = found["said"]
-    assert (
-        said[0]
-        == said[2]
-        == ("ValueError: there is no tag 'nobody': no memory was ever allocated under it")
-    )
+    nobody = "ValueError: there is no tag 'nobody': no memory was ever allocated under it"
+    assert said[0] == said[2] == nobody
     assert said[1] == "ValueError: keep='disk': use 'host' or 'nothing'"
     assert "ValueError: there is no CUDA device 7" in said[3]
     assert said[4].startswith("ValueError: a tag needs a name") and said[5] == said[4]
@@ -425,9 +422,8 @@ say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, kee
     assert said[7] == "TypeError: tags=(5,): pass a name, or a list of names"
     assert said[8] == "ValueError: there is no CUDA device -1; this process sees 2"
     assert said[9] == ("ValueError: device='cuda:-1' is no CUDA device: pass 'cuda', 'cuda:0' or 0")
-    assert (
-        said[10] == said[11] == ("ValueError: a tag cannot have a character 0 in it: leave it out")
-    )
+    zero = "ValueError: a tag cannot have a character 0 in it: leave it out"
+    assert said[10] == said[11] == zero
     assert found["no_names"] == 2 * [
         f"TypeError: tags={tags!r}: pass a name, or a list of names"
         for tags in (5, b"weights", ["weights", None], [["weights"]])

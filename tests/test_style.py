@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from documents import project_files
+from processes import ROOT, succeeded
 
-ROOT = Path(__file__).resolve().parents[1]
 C_ENDINGS = (".c", ".h", ".cpp", ".cu", ".cuh")
 JOBS = 2
 #: The shim swallows some exceptions, because C or a destructor is the caller. It does not need some
@@ -45,18 +46,13 @@ def tool(name: str) -> str:
 
 
 def silent(*command: str | Path) -> None:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(*command, cwd=ROOT)
 
 
 def sources(endings: tuple[str, ...], folder: str = ".") -> list[str]:
     """Files that belong to the project, by git."""
-    command = ["git", "ls-files", "-co", "--exclude-standard", "-z", folder]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout")
-    names = [name for name in listed.stdout.split("\0") if name.endswith(endings)]
-    found = [name for name in names if (ROOT / name).is_file()]
+    files = (path for path in project_files(folder) if path.name.endswith(endings))
+    found = [str(path.relative_to(ROOT)) for path in files]
     assert len(found) > 20
     return found
 

@@ -251,7 +251,10 @@ say(said=[str(one.message) for one in seen])
 # --- registering ----------------------------------------------------------------
 
 
-def made(source: str, name: str = "vllm.device_allocator.cumem") -> types.ModuleType:
+NAME = "vllm.device_allocator.cumem"
+
+
+def made(source: str, name: str = NAME) -> types.ModuleType:
     module = types.ModuleType(name)
     exec(source, vars(module))
     return module
@@ -260,7 +263,7 @@ def made(source: str, name: str = "vllm.device_allocator.cumem") -> types.Module
 def test_nothing_changes_where_esper_alloc_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     module = made(CUMEM)
     theirs = module.CuMemAllocator
-    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    monkeypatch.setitem(sys.modules, NAME, module)
     monkeypatch.setattr(vllm_sleep, "is_enabled", lambda: False)
     vllm_sleep.register()
     assert module.CuMemAllocator is theirs and not module.cumem_available
@@ -292,7 +295,7 @@ def test_a_vllm_that_is_not_known_keeps_its_own(
 ) -> None:
     module = made(source)
     theirs = getattr(module, "CuMemAllocator", None)
-    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    monkeypatch.setitem(sys.modules, NAME, module)
     monkeypatch.setattr(vllm_sleep, "is_enabled", lambda: True)
     with pytest.warns(RuntimeWarning, match=said):
         vllm_sleep.register()
@@ -311,7 +314,7 @@ def factory(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_backends_name_is_refused_where_esper_alloc_does_not_serve(
     factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", made(CUMEM))
+    monkeypatch.setitem(sys.modules, NAME, made(CUMEM))
     vllm_sleep.register()
     vllm_sleep.register()
     with (
@@ -319,9 +322,7 @@ def test_the_backends_name_is_refused_where_esper_alloc_does_not_serve(
         pytest.raises(ValueError, match="not supported"),
     ):
         factory.create_backend("esper_alloc")
-    monkeypatch.setitem(
-        sys.modules, "vllm.device_allocator.cumem", made(CUMEM + "    instance = 5\n")
-    )
+    monkeypatch.setitem(sys.modules, NAME, made(CUMEM + "    instance = 5\n"))
     monkeypatch.setattr(vllm_sleep, "is_enabled", lambda: True)
     with pytest.warns(RuntimeWarning, match="in use already"):
         vllm_sleep.register()
@@ -332,7 +333,7 @@ def test_the_backends_name_is_refused_where_esper_alloc_does_not_serve(
 def test_a_vllm_without_backends_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.device_allocator.sleep_mode_backend", None)
     module = made(CUMEM)
-    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    monkeypatch.setitem(sys.modules, NAME, module)
     monkeypatch.setattr(vllm_sleep, "is_enabled", lambda: True)
     vllm_sleep.register()
     assert module.CuMemAllocator is vllm_sleep.SleepAllocator
@@ -505,13 +506,8 @@ def test_vllms_own_worker_sleeps_and_wakes(library: Path, tmp_path: Path) -> Non
         "[vllm.general_plugins]\nesper_alloc = esper_alloc.torch_allocator.vllm_sleep:register\n"
     )
     code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nsys.argv[1:] = sys.path[:1]\n{VLLM}"
-    found = build.answer(
-        library,
-        code,
-        SIM_MAPS_PAGES="1",
-        HF_HUB_OFFLINE="1",
-        VLLM_CACHE_ROOT=str(tmp_path / "cache"),
-    )
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    found = build.answer(library, code, SIM_MAPS_PAGES="1", **env)
     assert found["used"] == vllm_sleep.__name__
     stand_in = made(CUMEM).CuMemAllocator
     for name, parameters in found["names"].items():

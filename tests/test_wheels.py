@@ -45,9 +45,8 @@ def test_each_torch_has_a_folder_and_the_facts_name_all(wheels: ModuleType, tmp_
     }
     package = tmp_path / "esper_alloc"
     package.mkdir()
-    (package / "_build.py").write_text(
-        "BUILT_FOR: dict[str, str] = {}\nHAS_KERNELS: bool = False\n"
-    )
+    nothing = "BUILT_FOR: dict[str, str] = {}\nHAS_KERNELS: bool = False\n"
+    (package / "_build.py").write_text(nothing)
     wheels.merge(package, parts)
     facts = runpy.run_path(str(package / "_build.py"))
     assert facts["BUILT_FOR"] == {"2.11": "13.0", "2.15": "13.2"}

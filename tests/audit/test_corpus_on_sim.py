@@ -4,7 +4,6 @@ and nothing else is. (tests/gpu/test_audit_gpu.py runs all of them on a GPU.)"""
 import importlib
 import json
 import os
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from on_sim import build
+from processes import output_of
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS / "audit"))
@@ -21,15 +21,8 @@ import programs  # noqa: E402
 
 @cache
 def results(library: Path, allocator: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "audit" / "programs.py")],
-        env={**os.environ, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": allocator},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    said = json.loads(done.stdout.splitlines()[-1])
+    env = {**os.environ, **build.environment(library), "ESPER_SIMULATED_ALLOCATOR": allocator}
+    said = json.loads(output_of(TESTS / "audit" / "programs.py", env=env).splitlines()[-1])
     return {name: found for name, (_, found) in said.items()}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pictures import assert_no_title_is_cut_or_covered
+from pytest import CaptureFixture, MonkeyPatch
 
 from esper_alloc.cli import bench, workers
 from esper_alloc.cli.main import main
@@ -37,7 +38,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch: MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.setattr(bench, "check_machine", lambda: None)
     monkeypatch.setattr(bench, "run_worker", made.run_worker)
@@ -48,7 +49,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_without_torch_a_sentence_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
     assert command() == 1
@@ -59,7 +60,7 @@ def test_without_torch_a_sentence_says_so(
 
 @pytest.mark.parametrize("driver", [True, False])
 def test_without_a_gpu_a_sentence_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], driver: bool
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], driver: bool
 ) -> None:
     def library(name: str) -> SimpleNamespace:
         if not driver:
@@ -77,8 +78,8 @@ def test_without_a_gpu_a_sentence_says_so(
 
 def test_a_plot_that_cannot_be_drawn_is_refused_first(
     machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
     tmp_path: Any,
 ) -> None:
     def message(path: str) -> str:
@@ -95,7 +96,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_first(
 
 @pytest.mark.parametrize("rounds", ["0", "-1", "many"])
 def test_rounds_that_make_no_sense_are_wrong_usage(
-    rounds: str, capsys: pytest.CaptureFixture[str]
+    rounds: str, capsys: CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         command("--rounds", rounds)
@@ -107,7 +108,7 @@ def test_rounds_that_make_no_sense_are_wrong_usage(
 
 
 def test_the_table_has_every_figure_and_ours_over_the_best(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
+    machine: Machine, capsys: CaptureFixture[str]
 ) -> None:
     assert command("--rounds", "3", "--small") == 0
     assert machine.started == [(allocator, True) for allocator in bench.ALLOCATORS] * 3
@@ -121,9 +122,7 @@ def test_the_table_has_every_figure_and_ours_over_the_best(
     assert "round 3 of 3: cudaMallocAsync" in err
 
 
-def test_json_has_medians_and_every_process(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_medians_and_every_process(machine: Machine, capsys: CaptureFixture[str]) -> None:
     assert command("--rounds", "2", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"gpu", "torch", "medians", "processes"}
@@ -133,7 +132,7 @@ def test_json_has_medians_and_every_process(
 
 
 def test_a_peer_that_fails_is_left_out_and_named(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
+    machine: Machine, capsys: CaptureFixture[str]
 ) -> None:
     machine.broken["cudaMallocAsync"] = "no such backend\n"
     assert command("--rounds", "2") == 0
@@ -143,7 +142,7 @@ def test_a_peer_that_fails_is_left_out_and_named(
     assert err.count("cudaMallocAsync\n") == 1  # not tried a second time
 
 
-def test_ours_failing_is_the_end(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ours_failing_is_the_end(machine: Machine, capsys: CaptureFixture[str]) -> None:
     machine.broken[bench.OURS] = "built for another torch\n"
     assert command() == 1
     assert capsys.readouterr().err.endswith("esper_alloc: exit status 1: built for another torch\n")
@@ -169,7 +168,7 @@ def test_no_title_of_the_plot_is_cut(machine: Machine) -> None:
 # --- the worker ----------------------------------------------------------------
 
 
-def test_a_worker_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_fails_says_why_in_one_line(monkeypatch: MonkeyPatch) -> None:
     def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
         assert "PYTORCH_CUDA_ALLOC_CONF" not in how["env"]
         return subprocess.CompletedProcess(command, 3, "", "Traceback\n  ...\nRuntimeError: no\n")
@@ -181,7 +180,7 @@ def test_a_worker_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatc
     assert caught.value.brief == "exit status 3: RuntimeError: no"
 
 
-def test_a_workers_line_is_found_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workers_line_is_found_among_others(monkeypatch: MonkeyPatch) -> None:
     printed = f'hello\n{workers._MARK}{{"a": 1}}\nwarning\n'
 
     def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from processes import ROOT, python
+from pytest import CaptureFixture, MonkeyPatch
 
 from esper_alloc.cli import doctor
 from esper_alloc.cli.diagnosis import facts as gathering, words
@@ -170,7 +171,7 @@ def test_what_stops_the_trial_is_told_without_a_gpu() -> None:
     assert len(found) == 2 and "'garbage'" in found[0] and "no GPU can be used" in found[1]
 
 
-def test_bad_options_of_pytorch_are_a_finding_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_options_of_pytorch_are_a_finding_here(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage:1")
     facts = doctor.gather()
     if facts["trial"] is None:
@@ -229,7 +230,7 @@ def test_newer_driver_than_torch_is_fine() -> None:
 @pytest.mark.parametrize("sick", [False, True])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_exit_code_and_output(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sick: bool, as_json: bool
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], sick: bool, as_json: bool
 ) -> None:
     from esper_alloc.__main__ import main
 
@@ -267,7 +268,7 @@ def test_what_the_command_gathers_has_the_shape_that_is_diagnosed() -> None:
         assert facts["trial"]["before"] == "native"
 
 
-def test_gathering_survives_a_broken_core_build_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathering_survives_a_broken_core_build_and_driver(monkeypatch: MonkeyPatch) -> None:
     for name in ("esper_alloc._core", "esper_alloc._build"):
         monkeypatch.setitem(sys.modules, name, None)
     core, shim = gathering.gather_core(), gathering.gather_shim()
@@ -294,15 +295,13 @@ def test_gathering_survives_a_broken_core_build_and_driver(monkeypatch: pytest.M
         ("import time; time.sleep(60)", "no answer within"),
     ],
 )
-def test_a_trial_that_ends_badly_is_a_fact(
-    monkeypatch: pytest.MonkeyPatch, code: str, error: str
-) -> None:
+def test_a_trial_that_ends_badly_is_a_fact(monkeypatch: MonkeyPatch, code: str, error: str) -> None:
     monkeypatch.setattr(gathering, "TRIAL", code)
     monkeypatch.setattr(gathering, "TRIAL_SECONDS", 1 if "sleep" in code else 600)
     assert error in gathering.run_trial()["error"]
 
 
-def test_a_trial_that_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_ends_well(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "TRIAL", "print('chatter'); print('{\"loads\": true}')")
     assert gathering.run_trial() == {"loads": True}
 

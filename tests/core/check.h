@@ -97,4 +97,11 @@ void check_limit_malloc(long calls);
                    #expected);                                                                \
   } while (0)
 
+/* A call that is refused, and says why. */
+#define CHECK_REFUSED(status, expected, words) \
+  do {                                         \
+    CHECK_STATUS(status, expected);            \
+    CHECK(strstr(esper_last_error(), words));  \
+  } while (0)
+
 #endif

@@ -17,4 +17,11 @@ static inline uint64_t draw_below(uint64_t *state, uint64_t below)
   return draw64(state) % below;
 }
 
+/* A file's draw(), from a state of its own. */
+#define DRAW_FROM(state)               \
+  static uint64_t draw(uint64_t below) \
+  {                                    \
+    return draw_below(&state, below);  \
+  }
+
 #endif

@@ -27,6 +27,41 @@ static inline void end(void)
   world_end(&w);
 }
 
+/* A file's begin() on a device with these options, and a core that never holds the host back. */
+#define BEGIN(...)                              \
+  static inline void begin(void)                \
+  {                                             \
+    begin_on((sim_options){__VA_ARGS__}, NULL); \
+  }
+
+static inline void begin_of(size_t mib)
+{
+  begin_on((sim_options){WHEN_TOLD, .capacity = mib * MIB}, NULL);
+}
+
+/* Memory with a kernel of its stream on it. */
+static inline void *block(size_t size, esper_stream stream)
+{
+  void *p = world_malloc(&w, size, stream);
+  world_kernel(&w, stream, p);
+  return p;
+}
+
+/* p, of r, was read on the reader, which has not got there yet, and is free. */
+static inline void read_and_free(void *p, esper_stream reader)
+{
+  world_read_marked(&w, reader, p, r);
+  world_free(&w, p);
+}
+
+/* Ends the capture that began on the stream. */
+static inline sim_graph *captured(esper_stream stream)
+{
+  sim_graph *graph = sim_capture_end(w.s, 0, stream.handle);
+  CHECK(graph);
+  return graph;
+}
+
 /* Of a malloc that may be refused. */
 static inline esper_status try_malloc(size_t size, esper_stream stream)
 {

@@ -371,9 +371,8 @@ def test_what_cuda_itself_may_hold_is_not_named_first(program: Program) -> None:
     program.weights(600)
     found = program.fail(300, ASK, device_free=GIB - 730 * MIB)
     assert found.job.room.taken == 130 * MIB and found.causes == ["need", "others"]
-    assert "Also: other processes, libraries and CUDA itself hold 130.0 MiB" in words.in_words(
-        found
-    )
+    said = "Also: other processes, libraries and CUDA itself hold 130.0 MiB"
+    assert said in words.in_words(found)
 
 
 def test_sizes_that_grow(program: Program) -> None:
@@ -695,9 +694,8 @@ def test_the_command_says_the_request_and_the_cause_first(program: Program, caps
     leaking(program, LOG)
     assert main(["explain", str(program.path)]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.endswith(
-        "200.0 MiB were asked for on the default stream at /ada/train.py:5 (step)"
-    )
+    asked = "200.0 MiB were asked for on the default stream at /ada/train.py:5 (step)"
+    assert first.endswith(asked)
     assert second.startswith("Cause: memory grows step after step") and "train.py:7" in second
     assert main(["explain", "--json", str(program.path)]) == 0
     [found] = json.loads(capsys.readouterr().out)

@@ -2,15 +2,14 @@
 
 import ctypes
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from compilers import CXX
+from processes import ROOT, succeeded
 
-ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "csrc" / "kernels"
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -36,7 +35,5 @@ def compiled(name: str, header: str, text: str, folder: Path, *flags: str) -> An
     command += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
     command += [f"-I{ROOT / 'tests' / 'kernels'}", f"-I{KERNELS}"]
     command += [word for one in include for word in ("-isystem", str(one))]
-    command += [str(folder / f"{name}.cpp"), "-o", str(folder / f"{name}.so")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeeded(*command, folder / f"{name}.cpp", "-o", folder / f"{name}.so")
     return ctypes.CDLL(str(folder / f"{name}.so"))

@@ -100,9 +100,7 @@ def test_global_there_is_one_permutation_and_no_sample_comes_twice(layout, seed,
         chunk = torch.tensor(expected[number * step : (number + 1) * step])
         got = [x.tolist() for plan in plans for x in plan.indices(number)]
         assert got == [part.tolist() for part in torch.tensor_split(chunk, envs)]
-    everything = [
-        x for plan in plans for batch in taken(plan.layout, plan) for e in batch for x in e
-    ]
+    everything = [x for plan in plans for step in taken(plan.layout, plan) for e in step for x in e]
     assert len(everything) == len(set(everything))
     if not layout.drop_last:
         assert sorted(everything) == list(range(layout.length))

@@ -87,9 +87,7 @@ class Device:
     def __init__(self, library: ctypes.CDLL, features: int) -> None:
         self.library = library
         start = torch.arange(features, dtype=torch.float64)
-        self.moments = torch.stack(
-            [start * 0.1 - 1, 1 + start * 0.01, torch.full_like(start, 10.0)]
-        )
+        self.moments = torch.stack([start * 0.1 - 1, 1 + start * 0.01, torch.full_like(start, 10)])
         self.mean, self.variance = self.moments[0].float(), self.moments[1].float()
         self.count = torch.tensor(5)
 

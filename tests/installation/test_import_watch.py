@@ -4,14 +4,12 @@ import importlib
 import sys
 from pathlib import Path
 
-import pytest
+from pytest import MonkeyPatch
 
 from esper_alloc.installation.import_watch import when_imported
 
 
-def test_all_that_wait_are_told_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_wait_are_told_in_their_order(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     (tmp_path / "awaited_module.py").write_text("value = 7\n")
     monkeypatch.syspath_prepend(tmp_path)
     before = list(sys.meta_path)
@@ -28,7 +26,7 @@ def test_all_that_wait_are_told_in_their_order(
 
 
 def test_a_finder_of_before_python_3_4_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     class Old:
         def find_module(self, name: str, path: object = None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from esper_alloc.cli.main import main
 from esper_alloc.live import sockets
@@ -38,7 +39,7 @@ END = section(b"END ", 0, b"")
 
 
 @pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def serve(tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Serve]:
     """A process that gives these answers to its watchers, one for each connection, the last one
     again and again."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -118,7 +119,7 @@ CUT, ODD = "does not finish its answers", "its answer cannot be understood: "
     ids=range(28),
 )
 def test_an_answer_without_sense_is_one_line(
-    serve: Serve, said: bytes, why: str, capsys: pytest.CaptureFixture[str]
+    serve: Serve, said: bytes, why: str, capsys: CaptureFixture[str]
 ) -> None:
     serve(said)
     with pytest.raises(AnswerError, match=f"process {PID}:? {why}"):
@@ -130,9 +131,7 @@ def test_an_answer_without_sense_is_one_line(
     assert main(["top"]) == 1 and main(["top", "--json"]) == 1
 
 
-def test_names_are_printed_as_they_are_written(
-    serve: Serve, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_printed_as_they_are_written(serve: Serve, capsys: CaptureFixture[str]) -> None:
     name = b"\x1b[31m[bold]a\r.py\0:1 (f)"
     live = section(b"LIVE", 1, struct.pack("<QQQII", 512, 7, 3, 1, 1))
     site = section(b"SITE", 1, struct.pack("<I", len(name)) + name)
@@ -168,9 +167,7 @@ def test_another_process_of_that_number_is_a_new_one(serve: Serve) -> None:
     assert asked == [b"0 1\n", b"0 2\n", b"0 1\n"]
 
 
-def test_a_process_that_says_nothing_is_given_up(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_says_nothing_is_given_up(serve: Serve, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "PATIENCE", 0.1)
     folder = sockets.make_folder()
     with socket.socket(socket.AF_UNIX) as silent, sockets.opened(folder) as number:
@@ -184,7 +181,7 @@ def test_a_process_that_says_nothing_is_given_up(
 
 
 def test_a_folder_that_somebody_else_made_hides_no_program(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     serve(answer() + HEADER + LANE + END)
     place, bad = sockets.folders()[0], tmp_path / "bad"
@@ -197,7 +194,7 @@ def test_a_folder_that_somebody_else_made_hides_no_program(
 
 
 def test_other_users_are_not_trusted(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     serve(answer() + HEADER + LANE + END)
     Attached(PID).read()

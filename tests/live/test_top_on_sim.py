@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from on_sim import build
 from processes import python
+from pytest import MonkeyPatch
 
 from esper_alloc.live import attached as attaching
 from esper_alloc.live.attached import Attached
@@ -76,7 +77,7 @@ Start = Callable[..., Program]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     """The folder of sockets, for this process and those that it starts."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path / f"esper_alloc-{os.getuid()}"
@@ -148,7 +149,7 @@ def test_planted_lines_have_their_bytes(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("box", ["64MiB", "64KiB"])
-def test_what_changes_is_followed(start: Start, monkeypatch: pytest.MonkeyPatch, box: str) -> None:
+def test_what_changes_is_followed(start: Start, monkeypatch: MonkeyPatch, box: str) -> None:
     """Memory that was live before the first look is freed, and a small box is overwritten."""
     monkeypatch.setattr(attaching, "AGAIN_NS", 0)  # else a young program tells all each time
     program = start("old = [small() for _ in range(100)]", ESPER_ALLOC_BLACK_BOX=box)
@@ -172,7 +173,7 @@ def test_what_changes_is_followed(start: Start, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("again", [0, 10**9])
 def test_threads_come_and_go_between_looks(
-    start: Start, monkeypatch: pytest.MonkeyPatch, again: int
+    start: Start, monkeypatch: MonkeyPatch, again: int
 ) -> None:
     monkeypatch.setattr(attaching, "AGAIN_NS", again)
     program = start("""
@@ -220,7 +221,7 @@ def test_the_socket_is_the_users_own_and_goes_at_the_end(start: Start, place: Pa
 
 @pytest.mark.parametrize("long", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_folder_of_others_is_not_used(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+    start: Start, tmp_path: Path, monkeypatch: MonkeyPatch, long: bool
 ) -> None:
     """The next one is, even if its path is too long for the address of a socket."""
     open_to_all, own = tmp_path / "x", tmp_path / ("y" * (150 if long else 1))
@@ -281,7 +282,7 @@ def stale(place: Path, name: str) -> None:
 
 
 def test_what_dead_processes_left_is_removed(
-    start: Start, place: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, place: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.chdir(build.ROOT)  # and back
     stale(place, "1.sock")
@@ -300,9 +301,7 @@ def test_what_dead_processes_left_is_removed(
     assert {one.name for one in place.iterdir()} == {"a file of the user's"}
 
 
-def test_hostile_clients_do_no_harm(
-    start: Start, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_clients_do_no_harm(start: Start, place: Path, monkeypatch: MonkeyPatch) -> None:
     program = start("kept = small()")
     monkeypatch.chdir(place)
     requests = [b"", b"0 1", b"x" * 5000, b"\n", b"-1 1\n", b"0 99999999\n", b"\xff\0 1\n",
@@ -327,7 +326,7 @@ def test_hostile_clients_do_no_harm(
 
 
 def test_a_client_that_says_nothing_is_given_up(
-    start: Start, place: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, place: Path, monkeypatch: MonkeyPatch
 ) -> None:
     program = start("kept = small()\nimport esper_alloc.live.monitor as m; m.PATIENCE = 0.1")
     monkeypatch.chdir(place)

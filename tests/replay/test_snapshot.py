@@ -12,17 +12,16 @@ import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 from histories import Recorder, refusal, snapshot_of, write
 from hypothesis import HealthCheck, given, settings, strategies as st
+from processes import ROOT, succeeded
 
 from esper_alloc.replay import reader, snapshot
 from esper_alloc.replay.snapshot import load_snapshot
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 REMEDY = "; write the snapshot again with torch.cuda.memory._dump_snapshot()"
@@ -52,14 +51,8 @@ def read_each(files: list[bytes]) -> list[str]:
                 answers.append(str(error) or "no memory")
         marshal.dump(answers, sys.stdout.buffer)
     """
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", textwrap.dedent(code), reader.__file__],
-        input=marshal.dumps(files),
-        capture_output=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return marshal.loads(done.stdout)
+    command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(code), reader.__file__]
+    return marshal.loads(succeeded(*command, input=marshal.dumps(files), text=False).stdout)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -233,9 +226,8 @@ def test_every_truncation_is_called_one():
     packed = gzip.compress(WHOLE)
     files = [WHOLE[:end] for end in range(1, len(WHOLE))]
     files += [packed[:end] for end in range(2, len(packed))]
-    assert {one.partition(",")[0] for one in read_each(files)} == {
-        "not a memory snapshot: truncated"
-    }
+    said = {one.partition(",")[0] for one in read_each(files)}
+    assert said == {"not a memory snapshot: truncated"}
 
 
 def test_damaged_gzip(tmp_path):

@@ -41,18 +41,10 @@ def build(folder: Path) -> Path:
     if headers is None or compiler is None:
         pytest.skip("no CUDA headers" if compiler else "no C compiler")
     library = folder / "libsimulated.so"
+    flags = "-std=gnu11 -O1 -g -shared -fPIC -fvisibility=hidden -Wall -Wl,-soname,libcuda.so.1"
     sources = [HERE / "simulated.c", *sorted((ROOT / "csrc" / "device" / "sim").glob("*.c"))]
     subprocess.run(
-        [compiler, "-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall"]
-        + [
-            "-Wl,-soname,libcuda.so.1",
-            f"-I{headers}",
-            "-o",
-            str(library),
-            *map(str, sources),
-            "-pthread",
-        ],
-        check=True,
+        [compiler, *flags.split(), f"-I{headers}", "-o", library, *sources, "-pthread"], check=True
     )
     return library
 

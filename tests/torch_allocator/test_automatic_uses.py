@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 torch = pytest.importorskip("torch")
 
@@ -33,7 +34,7 @@ def compiled() -> Compiled:
 
 @pytest.mark.slow
 def test_inputs_of_compiled_graphs_are_noted_forward_and_backward(
-    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    compiled: Compiled, monkeypatch: MonkeyPatch
 ) -> None:
     output_code = pytest.importorskip("torch._inductor.output_code")
     kinds = (output_code.CompiledFxGraph, output_code.CompiledAOTI)
@@ -51,9 +52,7 @@ def test_inputs_of_compiled_graphs_are_noted_forward_and_backward(
     (forward,) = compiled.noted
     assert {id(x), id(w)} <= set(map(id, forward))
     loss.backward()
-    assert len(compiled.noted) == 2 and all(
-        isinstance(one, torch.Tensor) for one in compiled.noted[1]
-    )
+    assert len(compiled.noted) == 2 and all(isinstance(x, torch.Tensor) for x in compiled.noted[1])
     assert torch.allclose(w.grad, x * (x * w.detach()).cos())
     torch._dynamo.reset()
 
@@ -77,9 +76,7 @@ def test_arguments_of_triton_kernels_are_noted(compiled: Compiled) -> None:
     assert [id(one) for one in tensors] == [id(x), id(y), id(given[3]), id(z)]
 
 
-def test_the_installed_triton_can_be_seen(
-    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_installed_triton_can_be_seen(compiled: Compiled, monkeypatch: MonkeyPatch) -> None:
     jit = pytest.importorskip("triton.runtime.jit")
     ran = []
     monkeypatch.setattr(jit.JITFunction, "run", lambda self, *args, **kwargs: ran.append(args))
@@ -129,7 +126,7 @@ def test_a_torch_of_another_make_is_a_warning() -> None:
         )
 
 
-def test_everything_is_installed_once(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_installed_once(compiled: Compiled, monkeypatch: MonkeyPatch) -> None:
     waits: list[str] = []
     monkeypatch.setattr(automatic_uses, "_installed", False)
     monkeypatch.setattr(automatic_uses, "when_imported", lambda name, then: waits.append(name))

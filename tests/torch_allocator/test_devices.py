@@ -1,13 +1,9 @@
 """device=: which CUDA device it names, and what names none."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS / "shim"))
 
 torch = pytest.importorskip("torch")
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from compilers import CC
 from on_sim import build
-
-ROOT = Path(__file__).resolve().parents[2]
+from processes import ROOT
 
 BEGIN = """
 import ctypes, gc, os, sys, threading, warnings

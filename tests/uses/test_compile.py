@@ -419,12 +419,10 @@ def test_export_with_dynamic_shapes(strict):
             esper_alloc.record_use(y)
             return y + 1
 
-    dynamic = {"x": {0: torch.export.Dim("rows", min=4)}}
-    program = torch.export.export(
-        Marks(), (torch.ones(5, 2),), dynamic_shapes=dynamic, strict=strict
-    )
+    shapes = {"x": {0: torch.export.Dim("rows", min=4)}}
+    model = torch.export.export(Marks(), (torch.ones(5, 2),), dynamic_shapes=shapes, strict=strict)
     for rows in (4, 7):
-        assert program.module()(torch.ones(rows, 2)).equal(torch.full((rows, 2), 3.0))
+        assert model.module()(torch.ones(rows, 2)).equal(torch.full((rows, 2), 3.0))
 
 
 def test_the_same_stream_compiles_once_and_another_again():

@@ -1,18 +1,15 @@
 """capturing(): what the allocator is told of other libraries' captures."""
 
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import python
+from pytest import MonkeyPatch
 
 import esper_alloc
-
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS / "shim"))
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +24,7 @@ def test_under_another_allocator_it_does_nothing() -> None:
 
 
 def test_that_it_cannot_be_told_is_a_warning_at_the_callers_line(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     from esper_alloc.uses import foreign_captures, use
 
@@ -56,16 +53,15 @@ SIMULATED = pytest.mark.skipif(
 )
 
 
-@SIMULATED
-def test_a_block_may_begin_before_any_memory_was_asked_for(library: Path) -> None:
-    found = build.answer(
-        library,
-        """
-import json
-import simulated
-import torch
-import esper_alloc
+@pytest.fixture
+def run(library: Path) -> Any:
+    head = "import json, os, simulated, torch, esper_alloc\n"
+    return lambda code: build.answer(library, head + code)
 
+
+@SIMULATED
+def test_a_block_may_begin_before_any_memory_was_asked_for(run: Any) -> None:
+    found = run("""
 with esper_alloc.capturing():
     x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
     del x
@@ -73,22 +69,14 @@ with esper_alloc.capturing():
     within = torch.cuda.memory_reserved()
 torch.cuda.empty_cache()
 print(json.dumps([within > 0, torch.cuda.memory_reserved()]))
-""",
-    )
+""")
     assert found == [True, 0]
 
 
 @SIMULATED
-def test_cached_memory_stays_until_the_last_block_ends(library: Path) -> None:
+def test_cached_memory_stays_until_the_last_block_ends(run: Any) -> None:
     """As it does during any capture that the core knows of."""
-    found: dict[str, Any] = build.answer(
-        library,
-        """
-import json
-import simulated
-import torch
-import esper_alloc
-
+    found: dict[str, Any] = run("""
 
 def reserved(device):
     torch.cuda.empty_cache()
@@ -114,22 +102,13 @@ except KeyError:
     del y
     answer.append(reserved(0))
 print(json.dumps(answer))
-""",
-    )
+""")
     assert found == [[True, False], True, False, False]
 
 
 @SIMULATED
-def test_a_child_that_is_forked_within_may_leave_the_block(library: Path) -> None:
-    found = build.answer(
-        library,
-        """
-import json
-import os
-import simulated
-import torch
-import esper_alloc
-
+def test_a_child_that_is_forked_within_may_leave_the_block(run: Any) -> None:
+    found = run("""
 torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
 child = None
 try:
@@ -142,6 +121,5 @@ except BaseException:
 if child == 0:
     os._exit(0)
 print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
-""",
-    )
+""")
     assert found == 0

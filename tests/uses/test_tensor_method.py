@@ -4,22 +4,19 @@ import inspect
 import os
 
 import pytest
+import test_use
 from processes import ROOT, python
 
 torch = pytest.importorskip("torch")
 
 import esper_alloc  # noqa: E402
-from esper_alloc.uses import tensor_method, use  # noqa: E402
+from esper_alloc.uses import tensor_method  # noqa: E402
+
+record_use = test_use.record_use
 
 
-@pytest.fixture(params=["compiled", "python"], autouse=True)
-def removed_afterwards(request, monkeypatch):
-    if request.param == "python":
-        monkeypatch.setattr(use, "_compiled", None)
-        function = getattr(use, "_python_record_use", use.record_use)
-        monkeypatch.setattr(use, "record_use", function)
-    elif use._compiled is None:
-        pytest.skip("the PyTorch part is not built for this torch")
+@pytest.fixture(autouse=True)
+def removed_afterwards(record_use):
     yield
     esper_alloc.uninstall_tensor_method()
     assert not hasattr(torch.Tensor, "record_use")

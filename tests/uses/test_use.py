@@ -300,9 +300,7 @@ def test_without_the_shim_touch_is_record_stream(monkeypatch):
 
 def test_tensors_of_other_devices_get_their_own_record_stream():
     calls = []
-    tensor = types.SimpleNamespace(
-        device=torch.device("cpu"), record_stream=lambda s: calls.append(s)
-    )
+    tensor = types.SimpleNamespace(device=torch.device("cpu"), record_stream=calls.append)
     use._record_stream(tensor, "stream")
     assert calls == ["stream"]
 

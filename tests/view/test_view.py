@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from histories import Recorder, snapshot_of, write
 from processes import browser
+from pytest import CaptureFixture, MonkeyPatch
 from recordings import MIB, TORCH, Writer, snapshot_like, training
 
 np = pytest.importorskip("numpy")
@@ -154,7 +155,7 @@ def seconds_to_event(recording: box.BlackBox) -> dict[float, int]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("most", [20, 10**6])
 def test_every_number_is_the_models(
-    seed: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, most: int, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     recording = random_recording(tmp_path / "f", seed)
     monkeypatch.setattr(timeline, "FEWEST_STEPS", min(most, 100))
@@ -492,9 +493,7 @@ def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
 # ---- what is refused ----------------------------------------------------------------
 
 
-def test_refused_files_leave_nothing_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
     whole = training(steps=1).write(tmp_path / "whole").read_bytes()
     snapshot = snapshot_like(tmp_path / "whole")
     pickle_of = pickle.dumps(snapshot)

@@ -98,8 +98,7 @@ static inline void capture_begin(void)
 
 static inline sim_graph *capture_end(void)
 {
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(graph);
+  sim_graph *graph = captured(r);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   return graph;
 }

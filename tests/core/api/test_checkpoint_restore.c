@@ -78,8 +78,7 @@ SCENE(memory_that_is_gone_is_named)
   pool = world_pool(&w, 0, ID, 0);
   void *b = get(12 * MIB, r);
   esper_checkpoint_delta delta;
-  CHECK_STATUS(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "given back"));
+  CHECK_REFUSED(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_INVALID, "given back");
   CHECK(live_are((const void *[]){b}, 1));
   esper_checkpoint_free(checkpoint);
 }

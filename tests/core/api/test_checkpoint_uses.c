@@ -19,8 +19,7 @@ TEST(uses_stay_on_the_bytes_they_are_of)
     void *whole = get(16 * MIB, r);
     CHECK(whole == a);
     world_kernel(&w, r, whole);
-    world_read_marked(&w, s, whole, r);
-    world_free(&w, whole);
+    read_and_free(whole, s);
     esper_checkpoint_delta delta = {0};
     CHECK_OK(esper_checkpoint_restore(w.core, checkpoint, &delta));
     for (size_t i = 0; i < delta.live_count; i++) {
@@ -70,8 +69,7 @@ TEST(a_capture_after_a_restore_gets_what_a_use_by_record_stream_held)
     sim_graph *first = capture_end();
     esper_checkpoint *checkpoint = take();
     capture_begin();
-    void *out = world_malloc(&w, 12 * MIB, r);
-    world_kernel(&w, r, out);
+    void *out = block(12 * MIB, r);
     sim_graph *second = capture_end();
     sim_graph_launch(w.s, second, 0, r.handle);
     world_read_on(&w, s, out, r);
@@ -100,8 +98,7 @@ TEST(a_capture_after_a_restore_gets_what_a_use_by_record_stream_held)
 static sim_graph *capture_read(void **p, esper_checkpoint **checkpoint)
 {
   capture_begin();
-  *p = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, *p);
+  *p = block(12 * MIB, r);
   if (checkpoint)
     *checkpoint = take();
   world_wait(&w, s, r);

@@ -73,8 +73,7 @@ TEST(destroy_does_not_wait_for_ever_where_nothing_completes)
   begin_on((sim_options){WHEN_TOLD}, NULL);
   void *p = world_malloc(&w, 4 * MIB, r);
   sim_wait_flag(w.s, 0, s.handle, 0);
-  world_read_marked(&w, s, p, r);
-  world_free(&w, p);
+  read_and_free(p, s);
   world_note_failures(&w);
   esper_core_destroy(w.core);
   CHECK(sim_calls(w.s, SIM_CALL_event_wait) > 0);

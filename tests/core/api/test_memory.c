@@ -2,10 +2,7 @@
 #include "core/base/types.h"
 #include "one_world.h"
 
-static void begin(void)
-{
-  begin_on((sim_options){WHEN_TOLD, .devices = 2}, NULL);
-}
+BEGIN(WHEN_TOLD, .devices = 2)
 
 /* ---- arguments ------------------------------------------------------------------ */
 
@@ -92,8 +89,7 @@ SCENE(the_base_of_a_block_is_its_classic_segment)
 SCENE(retire_finds_out_what_is_over)
 {
   void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_marked(&w, s, p, r);
-  world_free(&w, p);
+  read_and_free(p, s);
   sim_run_all(w.s);
   uint64_t asked = sim_calls(w.s, SIM_CALL_event_query);
   esper_retire(w.core, 1); /* that device was never used */

@@ -46,8 +46,7 @@ SCENE(a_snapshot_shows_segments_and_blocks_by_address)
        *c = world_malloc(&w, 2000, r);
   esper_stream far = world_stream(&w, 1);
   world_malloc(&w, 512, far);
-  world_read_marked(&w, s, a, r);
-  world_free(&w, a);
+  read_and_free(a, s);
   CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
   CHECK_EQ(snapshot.segment_count, 2);
   int seen = 0;

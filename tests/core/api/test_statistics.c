@@ -6,10 +6,7 @@
 #include "draw.h"
 #include "one_world.h"
 
-static void begin(void)
-{
-  begin_on((sim_options){WHEN_TOLD}, NULL);
-}
+BEGIN(WHEN_TOLD)
 
 SCENE(devices_that_are_not_there_have_no_figures)
 {
@@ -67,8 +64,7 @@ SCENE_WITH(who_only_looks_wakes_no_device,
 SCENE(figures_count_what_is_over_as_over)
 {
   void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_marked(&w, s, p, r);
-  world_free(&w, p);
+  read_and_free(p, s);
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 12 * MIB);
   sim_run_all(w.s);
   CHECK_OK(esper_reset_peak_stats(w.core, 0));
@@ -199,10 +195,7 @@ static esper_stream streams[DEVICES][STREAMS];
 static void *live[LIVE];
 static uint64_t state = 1;
 
-static uint64_t draw(uint64_t below)
-{
-  return draw_below(&state, below);
-}
+DRAW_FROM(state)
 
 static void begin_on_two_devices(void)
 {

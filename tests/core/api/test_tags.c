@@ -2,16 +2,7 @@
  * move. */
 #include "core/base/tag.h"
 #include "core/blocks/heap.h"
-#include "esper_sleep.h"
-#include "memory/pages_world.h"
-
-static void *get_as(const char *tag, size_t mib, esper_stream stream)
-{
-  CHECK_OK(esper_tag_push(tag));
-  void *p = get(mib, stream);
-  CHECK_OK(esper_tag_pop());
-  return p;
-}
+#include "sleep/sleep_world.h"
 
 static const char *tag_of(const void *ptr)
 {
@@ -23,28 +14,28 @@ static const char *tag_of(const void *ptr)
 
 SCENE(memory_has_the_threads_tag)
 {
-  void *none = get(4, r), *weights = get_as("weights", 4, r), *kv = get_as("kv", 4, r);
+  void *none = get(4, r), *weights = get_as("weights", 4 * MIB, r), *kv = get_as("kv", 4 * MIB, r);
   CHECK(!strcmp(tag_of(none), ""));
   CHECK(!strcmp(tag_of(weights), "weights"));
   CHECK(!strcmp(tag_of(kv), "kv"));
-  void *other = get_as("weights", 4, s);
+  void *other = get_as("weights", 4 * MIB, s);
   CHECK(!strcmp(tag_of(other), "weights"));
 }
 
 SCENE(free_memory_serves_its_own_tag)
 {
-  void *p = get_as("weights", 4, r);
+  void *p = get_as("weights", 4 * MIB, r);
   world_free(&w, p);
   void *q = get(4, r);
   CHECK(q != p && strcmp(tag_of(q), "weights"));
-  CHECK(get_as("weights", 4, r) == p);
+  CHECK(get_as("weights", 4 * MIB, r) == p);
 }
 
 SCENE_WITH(whole_pages_move_between_tags, begin_with(64, NULL))
 {
-  void *p = get_as("weights", 40, r);
+  void *p = get_as("weights", 40 * MIB, r);
   world_free(&w, p);
-  CHECK(get_as("kv", 40, r)); /* more than is left */
+  CHECK(get_as("kv", 40 * MIB, r)); /* more than is left */
   CHECK(world_counters(&w, 0).pages_moved > 0);
 }
 
@@ -56,8 +47,8 @@ SCENE(figures_are_by_tag)
   free(tags);
   CHECK_EQ(count, 0);
   get(4, r);
-  void *p = get_as("weights", 20, r);
-  get_as("weights", 20, s);
+  void *p = get_as("weights", 20 * MIB, r);
+  get_as("weights", 20 * MIB, s);
   world_free(&w, p);
   CHECK_OK(esper_get_tag_stats(w.core, 0, &tags, &count));
   CHECK_EQ(count, 2);

@@ -63,30 +63,29 @@ static void sleep_under_device(void)
   lock(&device);
   lock(&other_sleeps);
 }
-static void device_under_leaf(void)
+
+/* A lock that is held, and what comes then: another one, or a call of the driver. */
+static const struct violation {
+  mutex_t *held, *then;
+  const char *said;
+} VIOLATIONS[] = {
+    {&leaf, &device, "a device's lock while the thread holds the lock of the map"},
+    {&device, &other_device, "a device's lock while the thread holds a device's lock"},
+    {&device, NULL, "a driver call while the thread holds a device's lock"},
+    {&leaf, NULL, "a driver call while the thread holds the lock of the map"},
+};
+static const struct violation *violation;
+
+static void violate(void)
 {
   init();
-  lock(&leaf);
-  lock(&device);
+  lock(violation->held);
+  if (violation->then)
+    lock(violation->then);
+  else
+    lock_order_call_driver();
 }
-static void two_devices(void)
-{
-  init();
-  lock(&device);
-  lock(&other_device);
-}
-static void driver_under_device(void)
-{
-  init();
-  lock(&device);
-  lock_order_call_driver();
-}
-static void driver_under_leaf(void)
-{
-  init();
-  lock(&leaf);
-  lock_order_call_driver();
-}
+
 static void lock_without_a_rank(void)
 {
   lock(&unranked);
@@ -99,19 +98,10 @@ static void release_what_is_not_held(void)
 
 TEST(a_violation_aborts_and_names_the_locks)
 {
-  CHECK_EQ(check_aborts(device_under_leaf,
-                        "a device's lock while the thread holds the lock of the map"),
-           CHECKED);
-  CHECK_EQ(check_aborts(two_devices, "a device's lock while the thread holds a device's lock"),
-           CHECKED);
+  for (violation = VIOLATIONS; violation < VIOLATIONS + 4; violation++)
+    CHECK_EQ(check_aborts(violate, violation->said), CHECKED);
   CHECK_EQ(check_aborts(sleep_under_device,
                         "a tag's sleep lock while the thread holds a device's lock"),
-           CHECKED);
-  CHECK_EQ(check_aborts(driver_under_device,
-                        "a driver call while the thread holds a device's lock"),
-           CHECKED);
-  CHECK_EQ(check_aborts(driver_under_leaf,
-                        "a driver call while the thread holds the lock of the map"),
            CHECKED);
   CHECK_EQ(check_aborts(lock_without_a_rank, "a lock without a rank"), CHECKED);
   CHECK_EQ(check_aborts(release_what_is_not_held, "released that the thread does not hold"),
@@ -120,10 +110,7 @@ TEST(a_violation_aborts_and_names_the_locks)
 
 /* ---- what a malloc takes ------------------------------------------------------ */
 
-static void begin(void)
-{
-  begin_on((sim_options){WHEN_TOLD}, NULL);
-}
+BEGIN(WHEN_TOLD)
 
 static unsigned long taken(lock_rank rank, size_t size, void **p)
 {
@@ -136,8 +123,7 @@ SCENE(a_malloc_that_finds_a_use_over_takes_the_devices_lock_twice_at_most)
 {
   void *p = world_malloc(&w, 64 * MIB, r), *q;
   world_kernel(&w, r, p);
-  world_read_marked(&w, s, p, r);
-  world_free(&w, p);
+  read_and_free(p, s);
   sim_run_all(w.s);
   CHECK(taken(LOCK_DEVICE, 64 * MIB, &q) <= 2);
   CHECK(q == p);

@@ -69,8 +69,7 @@ TEST(bad_tags_are_refused_and_change_nothing)
   CHECK(!strcmp(esper_tag_current(), "weights"));
   for (int i = 0; i < 64; i++)
     CHECK_OK(esper_tag_pop());
-  CHECK_STATUS(esper_tag_pop(), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "pushed no tag"));
+  CHECK_REFUSED(esper_tag_pop(), ESPER_INVALID, "pushed no tag");
 }
 
 /* So that a new one is looked for under the lock each time. */
@@ -87,8 +86,7 @@ static void make_all_tags(void)
 TEST(a_process_has_at_most_255_tags)
 {
   make_all_tags();
-  CHECK_STATUS(esper_tag_push("one more"), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "'one more'"));
+  CHECK_REFUSED(esper_tag_push("one more"), ESPER_INVALID, "'one more'");
   CHECK_EQ(tag_current(), TAG_NONE);
   CHECK_OK(esper_tag_push(tag_name(TAGS - 1)));
   CHECK_OK(esper_tag_pop());

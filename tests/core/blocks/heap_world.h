@@ -7,10 +7,7 @@
 #include "core/pools/pool.h"
 #include "one_world.h"
 
-static inline void begin(void)
-{
-  begin_on((sim_options){.completion = SIM_AT_ONCE}, NULL);
-}
+BEGIN(.completion = SIM_AT_ONCE)
 
 /* The same with mapped segments, on a device of 256 MiB. */
 static inline void begin_on_pages(void)

@@ -14,7 +14,7 @@ enum { MOST_BLOCKS = 16 };
 __attribute__((unused)) static device_t *device;
 __attribute__((unused)) static heap_t *heap;
 __attribute__((unused)) static segment_t segment;
-__attribute__((unused)) static block_t *block[MOST_BLOCKS]; /* by address */
+__attribute__((unused)) static block_t *made[MOST_BLOCKS]; /* by address */
 
 /* `kib`: the sizes, up to a 0. */
 static inline void begin_made(const size_t *kib)
@@ -29,10 +29,10 @@ static inline void begin_made(const size_t *kib)
   for (int i = 0; kib[i]; i++)
     segment.size += kib[i] * KIB;
   segment.bytes = segment.size;
-  segment.first = block[0] = block_create(device, &segment, segment.address, segment.size);
-  CHECK(block[0]);
+  segment.first = made[0] = block_create(device, &segment, segment.address, segment.size);
+  CHECK(made[0]);
   for (int i = 0; kib[i + 1]; i++)
-    CHECK((block[i + 1] = block_split(device, block[i], kib[i] * KIB)));
+    CHECK((made[i + 1] = block_split(device, made[i], kib[i] * KIB)));
 }
 
 #define BEGIN_MADE(...) begin_made((const size_t[]){__VA_ARGS__, 0})

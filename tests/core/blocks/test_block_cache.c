@@ -63,20 +63,13 @@ SCENE(a_broken_block_cache_is_noticed)
 
 /* ---- what it keeps lies on pages ---------------------------------------------- */
 
-static void *written(size_t size, esper_stream stream)
-{
-  void *p = world_malloc(&w, size, stream);
-  world_kernel(&w, stream, p);
-  return p;
-}
-
 /* A hole is filled by what one of its neighbours misses, also if that is in the block cache. */
 SCENE_WITH(a_heap_grows_by_what_the_kept_blocks_beside_a_hole_miss, begin_on_pages())
 {
-  void *p = written(4 * MIB, r), *q = written(4 * MIB, r);
+  void *p = block(4 * MIB, r), *q = block(4 * MIB, r);
   world_free(&w, q);
   CHECK_EQ(kept(r), 1);
-  CHECK(written(20 * MIB, r) == q);
+  CHECK(block(20 * MIB, r) == q);
   CHECK_EQ(reserved_mib(), 24);
   world_free(&w, p);
 }

@@ -8,7 +8,7 @@
 static void add(int first, int last)
 {
   for (int i = first; i <= last; i++)
-    free_blocks_add(block[i]);
+    free_blocks_add(made[i]);
 }
 
 /* ---- which one is taken --------------------------------------------------------- */
@@ -19,15 +19,15 @@ TEST(the_best_of_the_ready_blocks_is_the_smallest_that_is_large_enough)
   add(0, 0); /* 12 */
   add(2, 2); /* 8 */
   add(4, 4); /* 4 */
-  CHECK(free_blocks_best_ready(heap, 512, false) == block[4]);
-  CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == block[4]);
-  CHECK(free_blocks_best_ready(heap, 4 * KIB + 512, false) == block[2]);
-  CHECK(free_blocks_best_ready(heap, 12 * KIB, false) == block[0]);
+  CHECK(free_blocks_best_ready(heap, 512, false) == made[4]);
+  CHECK(free_blocks_best_ready(heap, 4 * KIB, false) == made[4]);
+  CHECK(free_blocks_best_ready(heap, 4 * KIB + 512, false) == made[2]);
+  CHECK(free_blocks_best_ready(heap, 12 * KIB, false) == made[0]);
   CHECK(!free_blocks_best_ready(heap, 12 * KIB + 512, false));
   CHECK(!free_blocks_best_ready(heap, 4 * KIB, true)); /* of the other size class */
-  free_blocks_claim(block[4]);
-  CHECK_EQ(block[4]->state, BLOCK_CLAIMED);
-  CHECK(free_blocks_best_ready(heap, 512, false) == block[2]);
+  free_blocks_claim(made[4]);
+  CHECK_EQ(made[4]->state, BLOCK_CLAIMED);
+  CHECK(free_blocks_best_ready(heap, 512, false) == made[2]);
   end_made();
 }
 

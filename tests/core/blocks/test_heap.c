@@ -9,26 +9,26 @@ TEST(a_broken_heap_is_noticed)
 {
   BEGIN_MADE(4, 4, 4, 4, 4, 4);
   for (int i = 0; i < 5; i += 2) {
-    owe(block[i], s, 0);
-    free_blocks_add(block[i]);
+    owe(made[i], s, 0);
+    free_blocks_add(made[i]);
   }
   CHECK(heap_is_valid(heap));
-  CHECK(heap->oldest_pending == block[0] && heap->newest_pending == block[4]);
-  block[2]->state = BLOCK_READY;
+  CHECK(heap->oldest_pending == made[0] && heap->newest_pending == made[4]);
+  made[2]->state = BLOCK_READY;
   CHECK(!heap_is_valid(heap));
-  block[2]->state = BLOCK_PENDING;
-  block[4]->older = block[0];
+  made[2]->state = BLOCK_PENDING;
+  made[4]->older = made[0];
   CHECK(!heap_is_valid(heap));
-  block[4]->older = block[2];
-  heap->newest_pending = block[2];
+  made[4]->older = made[2];
+  heap->newest_pending = made[2];
   CHECK(!heap_is_valid(heap));
-  block[2]->newer = NULL; /* the last one is in its bin alone */
+  made[2]->newer = NULL; /* the last one is in its bin alone */
   CHECK(!heap_is_valid(heap));
-  block[2]->newer = block[4];
-  heap->newest_pending = block[4];
-  heap->oldest_pending = block[2];
+  made[2]->newer = made[4];
+  heap->newest_pending = made[4];
+  heap->oldest_pending = made[2];
   CHECK(!heap_is_valid(heap));
-  heap->oldest_pending = block[0];
+  heap->oldest_pending = made[0];
   segment.heap = heap_of(s);
   CHECK(!heap_is_valid(heap));
   segment.heap = heap;

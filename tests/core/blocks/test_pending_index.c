@@ -31,22 +31,22 @@ TEST(of_each_stream_the_earliest_event_counts)
 {
   begin_index();
   record_t *first = record_on(s), *second = record_on(s), *third = record_on(s);
-  owe_until(block[0], s, second, 0);
-  owe_until(block[2], s, first, 0);
-  owe_until(block[4], s, third, 0);
-  owe(block[6], w.stream[2], 0);
-  free_blocks_add(block[0]);
+  owe_until(made[0], s, second, 0);
+  owe_until(made[2], s, first, 0);
+  owe_until(made[4], s, third, 0);
+  owe(made[6], w.stream[2], 0);
+  free_blocks_add(made[0]);
   CHECK_EQ(awaited(s), second->number);
-  free_blocks_add(block[2]);
+  free_blocks_add(made[2]);
   CHECK_EQ(awaited(s), first->number);
-  free_blocks_add(block[4]);
-  free_blocks_add(block[6]);
+  free_blocks_add(made[4]);
+  free_blocks_add(made[6]);
   CHECK_EQ(awaited(s), first->number);
   CHECK_EQ(awaited(w.stream[2]), last(w.stream[2]));
   CHECK_EQ(waits->count, 2);
   CHECK(!pending_index_may_be_ready(heap));
   for (int i = 0; i < 8; i += 2)
-    CHECK(pending_index_is_valid(block[i]));
+    CHECK(pending_index_is_valid(made[i]));
   end_made();
 }
 
@@ -55,12 +55,12 @@ TEST(of_each_stream_the_earliest_event_counts)
 TEST(a_withheld_block_waits_for_the_quiesce_alone)
 {
   begin_index();
-  owe(block[0], s, 0);
-  block[0]->withheld = true;
-  free_blocks_add(block[0]);
+  owe(made[0], s, 0);
+  made[0]->withheld = true;
+  free_blocks_add(made[0]);
   CHECK_EQ(waits->count, 0);
   CHECK(!waits->unknown);
-  CHECK(pending_index_is_valid(block[0]));
+  CHECK(pending_index_is_valid(made[0]));
   end_made();
 }
 
@@ -73,14 +73,14 @@ TEST(with_more_streams_than_it_has_entries_each_block_is_looked_at)
     CHECK(!waits->unknown);
     stream = world_stream(&w, 0);
     CHECK_OK(stream_present(w.core, stream, &as));
-    owe(block[i], stream, 0);
-    free_blocks_add(block[i]);
+    owe(made[i], stream, 0);
+    free_blocks_add(made[i]);
   }
   CHECK_EQ(waits->count, INDEXED_STREAMS);
   CHECK(waits->unknown && pending_index_may_be_ready(heap));
   complete(stream); /* the one without an entry */
   CHECK(free_blocks_promote(heap));
-  CHECK_EQ(block[INDEXED_STREAMS]->state, BLOCK_READY);
+  CHECK_EQ(made[INDEXED_STREAMS]->state, BLOCK_READY);
   CHECK(!waits->unknown);
   end_made();
 }
@@ -88,17 +88,17 @@ TEST(with_more_streams_than_it_has_entries_each_block_is_looked_at)
 TEST(an_index_that_would_miss_a_block_is_noticed)
 {
   begin_index();
-  owe(block[0], s, 0);
-  free_blocks_add(block[0]);
-  CHECK(pending_index_is_valid(block[0]));
+  owe(made[0], s, 0);
+  free_blocks_add(made[0]);
+  CHECK(pending_index_is_valid(made[0]));
   waits->on[0].from++;
-  CHECK(!pending_index_is_valid(block[0]));
+  CHECK(!pending_index_is_valid(made[0]));
   waits->unknown = true;
-  CHECK(pending_index_is_valid(block[0]));
+  CHECK(pending_index_is_valid(made[0]));
   waits->unknown = false;
   waits->on[0].from--;
   waits->on[0].stream = stream_of(w.stream[2]);
-  CHECK(!pending_index_is_valid(block[0]));
+  CHECK(!pending_index_is_valid(made[0]));
   waits->on[0].stream = stream_of(s);
   end_made();
 }

@@ -4,10 +4,7 @@
 #include "core/base/types.h"
 #include "one_world.h"
 
-static void begin(void)
-{
-  begin_on((sim_options){WHEN_TOLD, .devices = 2, .capacity = 64 * MIB}, NULL);
-}
+BEGIN(WHEN_TOLD, .devices = 2, .capacity = 64 * MIB)
 
 static told_t told;
 
@@ -28,8 +25,7 @@ SCENE(everything_that_happens_is_told_in_order)
 {
   world_listen(&w, &told);
   void *p = world_malloc(&w, 11 * MIB - 5, r);
-  world_read_marked(&w, s, p, r);
-  world_free(&w, p);
+  read_and_free(p, s);
   sim_run_all(w.s);
   esper_retire(w.core, 0);
   CHECK_STATUS(try_malloc(100 * MIB - 5, r), ESPER_OUT_OF_MEMORY);

@@ -2,10 +2,7 @@
 #include "core/base/types.h"
 #include "one_world.h"
 
-static void begin(void)
-{
-  begin_on((sim_options){WHEN_TOLD}, NULL);
-}
+BEGIN(WHEN_TOLD)
 
 SCENE(any_address_inside_will_do_and_foreign_ones_are_skipped)
 {

@@ -50,6 +50,12 @@ static void check_complained(const char *words)
   reports = 0;
 }
 
+#define COMPLAINS(status, expected, words) \
+  do {                                     \
+    CHECK_STATUS(status, expected);        \
+    check_complained(words);               \
+  } while (0)
+
 /* The last complaint says `words`, too. */
 static void check_contains(const char *words)
 {
@@ -110,8 +116,7 @@ SCENE(a_destroyed_event_may_still_be_waited_for)
   CHECK_OK(d->event_destroy(d->self, 0, e));
   CHECK_EQ(sim_run_stream(s, 0, b, 9), 0);
   CHECK_EQ(sim_run_all(s), 2);
-  CHECK_STATUS(d->event_query(d->self, 0, e), ESPER_DEVICE_ERROR);
-  check_complained("is no event");
+  COMPLAINS(d->event_query(d->self, 0, e), ESPER_DEVICE_ERROR, "is no event");
 }
 
 TEST(the_seeded_scheduler_lets_time_pass_and_repeats)
@@ -177,8 +182,7 @@ SCENE(an_impossible_host_wait_is_reported)
   CHECK_OK(d->event_record(d->self, 0, e, a));
   CHECK_OK(d->stream_wait(d->self, 0, b, e));
   CHECK_OK(d->event_record(d->self, 0, e, b));
-  CHECK_STATUS(d->event_synchronize(d->self, 0, e), ESPER_DEVICE_ERROR);
-  check_complained("can never run");
+  COMPLAINS(d->event_synchronize(d->self, 0, e), ESPER_DEVICE_ERROR, "can never run");
   CHECK(strstr(report, "waits for flag 0"));
   CHECK_STATUS(d->device_synchronize(d->self, 0), ESPER_DEVICE_ERROR);
 }
@@ -211,8 +215,7 @@ SCENE(handles_come_back_and_ids_do_not)
   void *a = stream();
   CHECK_OK(d->stream_id(d->self, 0, a, &id[0]));
   sim_stream_destroy(s, 0, a);
-  CHECK_STATUS(d->stream_id(d->self, 0, a, &id[1]), ESPER_DEVICE_ERROR);
-  check_complained("is no stream");
+  COMPLAINS(d->stream_id(d->self, 0, a, &id[1]), ESPER_DEVICE_ERROR, "is no stream");
   CHECK(stream() == a);
   CHECK_OK(d->stream_id(d->self, 0, a, &id[1]));
   CHECK(id[0] != id[1]);
@@ -248,14 +251,11 @@ SCENE_WITH(special_handles_mean_what_they_mean_in_cuda, begin_with((sim_options)
 SCENE_WITH(events_and_streams_belong_to_their_device, begin_with((sim_options){.devices = 2}))
 {
   void *a = stream(), *b = sim_stream_create(s, 1), *e = event();
-  CHECK_STATUS(d->event_record(d->self, 1, e, b), ESPER_DEVICE_ERROR);
-  check_complained("is no event of device 1");
-  CHECK_STATUS(d->event_record(d->self, 0, e, b), ESPER_DEVICE_ERROR);
-  check_complained("is no stream of device 0");
+  COMPLAINS(d->event_record(d->self, 1, e, b), ESPER_DEVICE_ERROR, "is no event of device 1");
+  COMPLAINS(d->event_record(d->self, 0, e, b), ESPER_DEVICE_ERROR, "is no stream of device 0");
   CHECK_OK(d->event_record(d->self, 0, e, a));
   CHECK_OK(d->stream_wait(d->self, 1, b, e)); /* waits cross devices */
-  CHECK_STATUS(d->event_create(d->self, 2, &e), ESPER_DEVICE_ERROR);
-  check_complained("no device 2");
+  COMPLAINS(d->event_create(d->self, 2, &e), ESPER_DEVICE_ERROR, "no device 2");
 }
 
 SCENE_WITH(one_event_can_stand_for_the_whole_device,
@@ -298,8 +298,7 @@ SCENE_WITH(capacity_is_kept, begin_with((sim_options){.capacity = 1 << 20}))
   CHECK_OK(d->memory_free(d->self, 0, a));
   CHECK_OK(d->memory_info(d->self, 0, &free, &total));
   CHECK_EQ(free, 1 << 19);
-  CHECK_STATUS(d->memory_free(d->self, 0, a), ESPER_DEVICE_ERROR);
-  check_complained("not the start of an allocation");
+  COMPLAINS(d->memory_free(d->self, 0, a), ESPER_DEVICE_ERROR, "not the start of an allocation");
   CHECK_STATUS(d->memory_free(d->self, 0, b + 512), ESPER_DEVICE_ERROR);
 }
 
@@ -334,8 +333,7 @@ static void check_pages(int backed)
   CHECK_EQ(alive.mappings, 3);
   CHECK_EQ(alive.ranges, 2);
   CHECK_EQ(alive.bytes, 3 * PAGE);
-  CHECK_STATUS(d->range_free(d->self, 0, range, 8 * PAGE), ESPER_DEVICE_ERROR);
-  check_complained("still has pages");
+  COMPLAINS(d->range_free(d->self, 0, range, 8 * PAGE), ESPER_DEVICE_ERROR, "still has pages");
   /* A released page lives as long as it is mapped. */
   CHECK_OK(d->page_release(d->self, 0, page));
   CHECK_OK(d->page_unmap(d->self, 0, range, 3 * PAGE));
@@ -343,10 +341,8 @@ static void check_pages(int backed)
   CHECK_EQ(alive.bytes, 3 * PAGE);
   CHECK_OK(d->page_unmap(d->self, 0, other + PAGE, PAGE));
   CHECK_OK(d->page_release(d->self, 0, big));
-  CHECK_STATUS(d->page_release(d->self, 0, big), ESPER_DEVICE_ERROR);
-  check_complained("there is no page");
-  CHECK_STATUS(d->page_unmap(d->self, 0, range, PAGE), ESPER_DEVICE_ERROR);
-  check_complained("not made of whole pages");
+  COMPLAINS(d->page_release(d->self, 0, big), ESPER_DEVICE_ERROR, "there is no page");
+  COMPLAINS(d->page_unmap(d->self, 0, range, PAGE), ESPER_DEVICE_ERROR, "not made of whole pages");
   CHECK_OK(d->range_free(d->self, 0, range, 8 * PAGE));
   CHECK_OK(d->range_free(d->self, 0, other, 8 * PAGE));
   sim_count_alive(s, 0, &alive);
@@ -444,8 +440,7 @@ SCENE(recording_an_event_of_the_core_in_a_capture_is_reported)
 {
   void *a = stream(), *e = event();
   sim_capture_begin(s, 0, a);
-  CHECK_STATUS(d->event_record(d->self, 0, e, a), ESPER_CAPTURING);
-  check_complained("which is being captured");
+  COMPLAINS(d->event_record(d->self, 0, e, a), ESPER_CAPTURING, "which is being captured");
   CHECK_OK(d->event_query(d->self, 0, e)); /* nothing happened */
 }
 
@@ -626,15 +621,13 @@ SCENE(memory_in_use_is_not_given_back)
   void *a = stream(), *p = memory(4096);
   uintptr_t address = (uintptr_t)p;
   sim_owner_begin(s, p, 4096, 0, a);
-  CHECK_STATUS(d->memory_free(d->self, 0, address), ESPER_DEVICE_ERROR);
-  check_complained("that is live");
+  COMPLAINS(d->memory_free(d->self, 0, address), ESPER_DEVICE_ERROR, "that is live");
   kernel(a, p);
   sim_owner_end(s, p);
-  CHECK_STATUS(d->memory_free(d->self, 0, address), ESPER_DEVICE_ERROR);
-  check_complained("still accessed");
+  COMPLAINS(d->memory_free(d->self, 0, address), ESPER_DEVICE_ERROR, "still accessed");
   sim_run_all(s);
-  CHECK_STATUS(d->memory_free(d->self, 0, address), ESPER_DEVICE_ERROR);
-  check_complained("still accessed"); /* nobody knows that it has run */
+  COMPLAINS(d->memory_free(d->self, 0, address), ESPER_DEVICE_ERROR,
+            "still accessed"); /* nobody knows that it has run */
   CHECK_OK(d->device_synchronize(d->self, 0));
   CHECK_OK(d->memory_free(d->self, 0, address));
   check_silent();
@@ -667,14 +660,12 @@ SCENE_WITH(pages_in_use_are_not_unmapped_and_aliases_are_one_memory,
   check_complained("is not ordered before");
   sim_owner_begin(s, (void *)alias, 4096, 0, a);
   check_silent();
-  CHECK_STATUS(d->page_unmap(d->self, 0, range, PAGE), ESPER_DEVICE_ERROR);
-  check_complained("still accessed");
+  COMPLAINS(d->page_unmap(d->self, 0, range, PAGE), ESPER_DEVICE_ERROR, "still accessed");
   CHECK_OK(d->device_synchronize(d->self, 0));
   /* Live at its other address, the page may leave this one. */
   CHECK_OK(d->page_unmap(d->self, 0, range, 2 * PAGE));
   check_silent();
-  CHECK_STATUS(d->page_unmap(d->self, 0, alias, PAGE), ESPER_DEVICE_ERROR);
-  check_complained("that is live");
+  COMPLAINS(d->page_unmap(d->self, 0, alias, PAGE), ESPER_DEVICE_ERROR, "that is live");
 }
 
 /* ---- the oracle: followers -------------------------------------------------- */

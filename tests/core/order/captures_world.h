@@ -8,7 +8,7 @@
 
 __attribute__((unused)) static esper_stream o;
 
-enum { X = 12, Y = 14 }; /* MiB: each has a segment of its own */
+enum { X = 12 * MIB, Y = 14 * MIB }; /* each has a segment of its own */
 
 static inline void begin_with(const esper_config *config, size_t capacity)
 {
@@ -38,19 +38,11 @@ static inline uint64_t capture_begin(void)
 /* Ends it, replays the graph twice, and throws it away. */
 static inline void capture_end(void)
 {
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(graph);
+  sim_graph *graph = captured(r);
   sim_graph_launch(w.s, graph, 0, o.handle);
   sim_graph_launch(w.s, graph, 0, o.handle);
   sim_run_all(w.s);
   sim_graph_destroy(w.s, graph);
-}
-
-static inline void *block(size_t mib, esper_stream stream)
-{
-  void *p = world_malloc(&w, mib * MIB, stream);
-  world_kernel(&w, stream, p);
-  return p;
 }
 
 #endif

@@ -19,11 +19,11 @@ SCENE(an_invalidated_capture_counts_as_none)
   world_free(&w, x);
   world_use(&w, y, s, 0);
   world_free(&w, y);
-  CHECK(world_malloc(&w, X * MIB, r) == free_before);
+  CHECK(world_malloc(&w, X, r) == free_before);
   CHECK(!sim_capture_end(w.s, 0, r.handle));
   world_kernel(&w, r, free_before);
-  world_malloc(&w, X * MIB, r);
-  world_malloc(&w, X * MIB, s);
+  world_malloc(&w, X, r);
+  world_malloc(&w, X, s);
 }
 
 SIM_HOOK(abort_capture)
@@ -37,12 +37,11 @@ SCENE(a_capture_that_ends_during_the_walk_is_not_walked_on)
 {
   capture_begin();
   void *x = block(X, r);
-  world_read_marked(&w, s, x, r);
-  world_free(&w, x);
+  read_and_free(x, s);
   world_wait(&w, r, s);
   sim_kernel(w.s, 0, r.handle, NULL, 0, SIM_READ);
   sim_before_call(w.s, SIM_CALL_capture_before, abort_capture, NULL);
-  CHECK(world_malloc(&w, X * MIB, r) != x);
+  CHECK(world_malloc(&w, X, r) != x);
   CHECK(!sim_capture_is_valid(w.s, 0, r.handle));
 }
 
@@ -55,8 +54,7 @@ SCENE(a_child_graph_is_a_node)
   void *x = block(X, r);
   world_wait(&w, s, r);
   sim_graph_launch(w.s, child, 0, s.handle);
-  world_read_marked(&w, s, x, r);
-  world_free(&w, x);
+  read_and_free(x, s);
   CHECK(block(X, r) != x);
   world_wait(&w, r, s);
   CHECK(block(X, r) == x);
@@ -76,8 +74,7 @@ SCENE(a_mortal_streams_free_is_its_own_affair)
   world_wait(&w, s, mortal);
   CHECK(block(X, s) != x);
   world_wait(&w, mortal, s);
-  sim_graph *graph = sim_capture_end(w.s, 0, mortal.handle);
-  CHECK(graph);
+  sim_graph *graph = captured(mortal);
   sim_graph_destroy(w.s, graph);
 }
 
@@ -88,8 +85,7 @@ SCENE(captures_leave_no_metadata)
     CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
     capture_begin();
     void *x = block(X, r), *y = block(Y, r);
-    world_read_marked(&w, s, x, r);
-    world_free(&w, x);
+    read_and_free(x, s);
     world_read_marked(&w, s, y, r);
     world_wait(&w, r, s);
     sim_graph *graph = sim_capture_end(w.s, 0, r.handle);

@@ -57,8 +57,8 @@ TEST(a_thread_that_nobody_can_place_may_be_inside_a_body)
       sim_capture_body(w.s, 0, r.handle, s.handle);
       sim_kernel(w.s, 0, s.handle, y, 512, SIM_READ); /* a node that t does not come after */
       sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-      esper_status status = marks ? esper_record_use(w.core, &x, 1, s, 0, NULL)
-                                  : esper_malloc(w.core, X * MIB, s, &p);
+      esper_status status =
+          marks ? esper_record_use(w.core, &x, 1, s, 0, NULL) : esper_malloc(w.core, X, s, &p);
       CHECK_STATUS(status, marks && met ? ESPER_OK : ESPER_DEVICE_ERROR);
       world_free(&w, y);
       CHECK_EQ(sim_faults(w.s), 1);
@@ -76,7 +76,7 @@ SCENE(a_thread_that_was_refused_in_the_capture_frees_there)
   capture_begin();
   void *x = block(X, r);
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
-  CHECK_STATUS(try_malloc(X * MIB, r), ESPER_DEVICE_ERROR);
+  CHECK_STATUS(try_malloc(X, r), ESPER_DEVICE_ERROR);
   world_free(&w, x);
   CHECK(block(X, r) == x);
   capture_end();

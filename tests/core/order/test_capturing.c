@@ -3,11 +3,6 @@
 
 #include "captures_world.h"
 
-static uint64_t questions(void)
-{
-  return sim_calls(w.s, SIM_CALL_stream_capture);
-}
-
 /* ---- one stream ------------------------------------------------------------ */
 
 /* A call asks once, and goes on with that answer. */
@@ -16,11 +11,11 @@ SCENE(what_the_driver_was_asked_already_is_not_asked_again)
   uint64_t capture = capture_begin();
   presented_t p = present(r); /* not met before, so the driver was asked */
   CHECK(p.asked);
-  uint64_t before = questions();
+  uint64_t before = calls(SIM_CALL_stream_capture);
   CHECK_EQ(stream_capture_of(p, true), capture);
   sim_capture_abort(w.s, 0, r.handle);
   CHECK_EQ(stream_capture_of(p, true), capture);
-  CHECK_EQ(questions(), before);
+  CHECK_EQ(calls(SIM_CALL_stream_capture), before);
 }
 
 /* The question can disturb the capture of another stream. */
@@ -28,12 +23,12 @@ SCENE(the_legacy_stream_is_asked_about_only_before_recording)
 {
   presented_t legacy = present((esper_stream){0}),
               all = {.stream = legacy.stream->device->all_streams};
-  uint64_t before = questions();
+  uint64_t before = calls(SIM_CALL_stream_capture);
   CHECK_EQ(stream_capture_of(legacy, false), 0);
   CHECK_EQ(stream_capture_of(all, true), 0); /* no stream of the driver */
-  CHECK_EQ(questions(), before);
+  CHECK_EQ(calls(SIM_CALL_stream_capture), before);
   CHECK_EQ(stream_capture_of(legacy, true), 0);
-  CHECK_EQ(questions(), before + 1);
+  CHECK_EQ(calls(SIM_CALL_stream_capture), before + 1);
 }
 
 /* ---- some stream of a device ------------------------------------------------- */
@@ -47,7 +42,7 @@ static int is_handle(void *context, void *stream)
 static void free_first_inside(bool record_stream, bool announced)
 {
   begin_with(&(esper_config){.captures_are_announced = announced}, 0);
-  void *x = block(2, s);
+  void *x = block(2 * MIB, s);
   capture_begin();
   sim_kernel(w.s, 0, r.handle, x, 512, SIM_READ);
   if (record_stream)
@@ -64,8 +59,7 @@ static void free_first_inside(bool record_stream, bool announced)
   if (announced)
     CHECK_STATUS(esper_empty_cache(w.core, 0, NULL), ESPER_OK);
   sim_kernel(w.s, 0, u.handle, NULL, 0, SIM_READ);
-  sim_graph *graph = sim_capture_end(w.s, 0, u.handle);
-  CHECK(graph);
+  sim_graph *graph = captured(u);
   sim_graph_destroy(w.s, graph);
   if (announced)
     CHECK_OK(esper_capture_end(w.core, 0));

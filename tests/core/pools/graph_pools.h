@@ -7,10 +7,7 @@
 
 enum { ID = 7 };
 
-static inline void begin(void)
-{
-  begin_on((sim_options){WHEN_TOLD, .devices = 2}, NULL);
-}
+BEGIN(WHEN_TOLD, .devices = 2)
 
 /* Filters: everything; nothing. */
 static inline int all(void *context, void *stream)
@@ -43,8 +40,7 @@ static inline void capture_begin(uint64_t id)
 
 static inline sim_graph *capture_end(uint64_t id)
 {
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(graph);
+  sim_graph *graph = captured(r);
   CHECK_OK(esper_pool_end(w.core, 0, id, 0, NULL));
   return graph;
 }

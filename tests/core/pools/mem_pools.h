@@ -53,7 +53,7 @@ static const esper_source SOURCE = {own_obtain, own_give_back, own_drop, &o};
 
 static inline void begin(size_t mib)
 {
-  begin_on((sim_options){WHEN_TOLD, .capacity = mib * MIB}, NULL);
+  begin_of(mib);
   o = (own){0};
   pool = world_pool(&w, 0, 0, ID);
 }

@@ -11,8 +11,7 @@ SCENE(memory_that_a_graph_may_touch_is_not_given_back)
 {
   esper_stream unknown = world_mortal(&w, 0);
   capture_begin(ID);
-  void *p = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, p);
+  void *p = block(12 * MIB, r);
   world_free(&w, p);
   sim_graph *graph = capture_end(ID);
   sim_graph_launch(w.s, graph, 0, unknown.handle);
@@ -31,8 +30,7 @@ SCENE(memory_that_a_graph_may_touch_is_not_given_back)
 SCENE(graphs_of_one_pool_share_memory)
 {
   capture_begin(ID);
-  void *p = world_malloc(&w, 12 * MIB, r), *out = world_malloc(&w, 16 * MIB, r);
-  world_kernel(&w, r, p);
+  void *p = block(12 * MIB, r), *out = world_malloc(&w, 16 * MIB, r);
   world_kernel(&w, r, out);
   world_free(&w, p);
   sim_graph *first = capture_end(ID);
@@ -54,8 +52,7 @@ SCENE(graphs_of_one_pool_share_memory)
 SCENE(a_wholly_free_segment_serves_another_stream_of_the_next_capture)
 {
   capture_begin(ID);
-  void *p = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, p);
+  void *p = block(12 * MIB, r);
   world_free(&w, p);
   sim_graph *first = capture_end(ID);
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_is_captured, &w));
@@ -77,8 +74,7 @@ SCENE(captures_of_one_stream_leave_one_heap)
   void *kept[2];
   for (int i = 0; i < 2; i++) {
     sim_capture_begin(w.s, 0, r.handle);
-    kept[i] = world_malloc(&w, 12 * MIB, r);
-    world_kernel(&w, r, kept[i]);
+    kept[i] = block(12 * MIB, r);
     graph[i] = sim_capture_end(w.s, 0, r.handle);
   }
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));

@@ -30,8 +30,7 @@ static uint64_t pool_of(const void *p)
 SCENE(a_filter_that_fails_fails_the_malloc)
 {
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, fails, NULL));
-  CHECK_STATUS(try_malloc(512, r), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "(7, 0)"));
+  CHECK_REFUSED(try_malloc(512, r), ESPER_INVALID, "(7, 0)");
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   world_malloc(&w, 512, r);
 }

@@ -45,12 +45,10 @@ SCENE_WITH(what_the_allocator_answers_the_malloc_answers, begin(256))
   CHECK_STATUS(esper_malloc_from(w.core, pool, MIB, r, &p), ESPER_OUT_OF_MEMORY);
   CHECK_EQ(world_stats(&w, 0).num_ooms, 1);
   o.answer = ESPER_DEVICE_ERROR;
-  CHECK_STATUS(esper_malloc_from(w.core, pool, MIB, r, &p), ESPER_DEVICE_ERROR);
-  CHECK(strstr(esper_last_error(), "(0, 5)"));
+  CHECK_REFUSED(esper_malloc_from(w.core, pool, MIB, r, &p), ESPER_DEVICE_ERROR, "(0, 5)");
   o.answer = ESPER_OK;
   o.shift = 16;
-  CHECK_STATUS(esper_malloc_from(w.core, pool, MIB, r, &p), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "multiples of 512"));
+  CHECK_REFUSED(esper_malloc_from(w.core, pool, MIB, r, &p), ESPER_INVALID, "multiples of 512");
   CHECK_EQ(o.live, 0);
   o.shift = 0;
   CHECK_EQ(reserved(), 0);

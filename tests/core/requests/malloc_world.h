@@ -23,27 +23,12 @@ static inline void begin(void)
   begin_with(1024 * MIB, ESPER_ALLOWANCE_OFF);
 }
 
-static inline void *block(size_t size, esper_stream stream)
-{
-  void *p = world_malloc(&w, size, stream);
-  world_kernel(&w, stream, p);
-  return p;
-}
-
 /* p was read on s, which has not got there yet, and is free. */
 static inline void *pending(size_t size)
 {
   void *p = block(size, r);
-  world_read_marked(&w, s, p, r);
-  world_free(&w, p);
+  read_and_free(p, s);
   return p;
-}
-
-/* p was read on the reader, which has not got there yet, and is free. */
-static inline void read_and_free(void *p, esper_stream reader)
-{
-  world_read_marked(&w, reader, p, r);
-  world_free(&w, p);
 }
 
 #endif

@@ -13,18 +13,13 @@ __attribute__((constructor)) static void stop_the_clock(void)
   monotonic_skip(0);
 }
 
-static void begin(size_t mib)
-{
-  begin_on((sim_options){WHEN_TOLD, .capacity = mib * MIB}, NULL);
-}
-
 /* Another thread: reads a block on the mortal stream, and frees it. */
 static struct {
   void *block;
   esper_stream reader, owner;
 } meanwhile;
 
-SIM_HOOK(read_and_free)
+SIM_HOOK(read_meanwhile)
 {
   if (!meanwhile.block || object != meanwhile.reader.handle)
     return;
@@ -34,7 +29,7 @@ SIM_HOOK(read_and_free)
   world_free(&w, block);
 }
 
-SCENE_WITH(an_event_from_before_the_free_does_not_cover_a_held_use, begin(12 + 14 + 2))
+SCENE_WITH(an_event_from_before_the_free_does_not_cover_a_held_use, begin_of(12 + 14 + 2))
 {
   esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
@@ -46,7 +41,7 @@ SCENE_WITH(an_event_from_before_the_free_does_not_cover_a_held_use, begin(12 + 1
   meanwhile.block = y;
   meanwhile.reader = mortal;
   meanwhile.owner = r;
-  sim_after_call(w.s, SIM_CALL_event_record, read_and_free, NULL);
+  sim_after_call(w.s, SIM_CALL_event_record, read_meanwhile, NULL);
   world_malloc(&w, 512, mortal); /* an event, then y is read and freed */
   sim_after_call(w.s, SIM_CALL_event_record, NULL, NULL);
   CHECK(!meanwhile.block);
@@ -88,8 +83,7 @@ SCENE_WITH(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device, begin_w
   sim_capture_begin(w.s, 0, r.handle);
   void *x = world_malloc(&w, 12 * MIB, r);
   world_read_marked(&w, far, x, r);
-  world_read_marked(&w, farther, x, r);
-  world_free(&w, x);
+  read_and_free(x, farther);
   world_wait(&w, r, far);
   world_wait(&w, r, farther);
   sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
@@ -112,7 +106,7 @@ SCENE_WITH(a_pool_that_is_gone_keeps_what_graphs_read_on_another_device, begin_w
 /* ---- how long ----------------------------------------------------------------- */
 
 /* A capture that nobody announced, on a stream that the core has not met, while a pool is open. */
-SCENE_WITH(a_drain_that_cannot_tell_ends_no_capture, begin(64))
+SCENE_WITH(a_drain_that_cannot_tell_ends_no_capture, begin_of(64))
 {
   void *handle = sim_stream_create(w.s, 0);
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
@@ -125,7 +119,7 @@ SCENE_WITH(a_drain_that_cannot_tell_ends_no_capture, begin(64))
 
 /* Memory that was lent is freed while a stream that is not PyTorch's is captured, unannounced.
  * Nothing ends that capture. When the stream shows itself again, memory is lent again. */
-SCENE_WITH(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream, begin(1024))
+SCENE_WITH(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream, begin_of(1024))
 {
   esper_stream mortal = world_mortal(&w, 0);
   void *x = world_malloc(&w, 9 * MIB, s);
@@ -134,7 +128,7 @@ SCENE_WITH(no_event_for_all_streams_ends_the_capture_of_a_mortal_stream, begin(1
   world_note_all(&w);
   CHECK(world_malloc(&w, 9 * MIB, r) == x);
   sim_capture_begin(w.s, 0, mortal.handle);
-  world_kernel(&w, mortal, world_malloc(&w, 5 * MIB, mortal));
+  block(5 * MIB, mortal);
   world_free(&w, x);
   CHECK(sim_capture_is_valid(w.s, 0, mortal.handle));
   CHECK_EQ(world_counters(&w, 0).loans, 1);
@@ -154,11 +148,10 @@ static int no_stream(void *context, void *handle)
 
 /* Captures are not announced, and a pool may be one's. Memory that everybody has left must
  * serve. */
-SCENE_WITH(while_a_pool_is_open_memory_goes_to_other_streams_before_it_runs_out, begin(64))
+SCENE_WITH(while_a_pool_is_open_memory_goes_to_other_streams_before_it_runs_out, begin_of(64))
 {
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, no_stream, NULL));
-  void *x = world_malloc(&w, 50 * MIB, s);
-  world_kernel(&w, s, x);
+  void *x = block(50 * MIB, s);
   world_free(&w, x);
   sim_run_all(w.s);
   world_free(&w, world_malloc(&w, 40 * MIB, r));
@@ -179,7 +172,7 @@ SIM_HOOK(begin_a_capture)
 
 /* The host waits for an event for all streams, and a stream that is not PyTorch's is captured
  * meanwhile. */
-SCENE_WITH(a_capture_that_begins_during_a_wait_is_not_forgotten, begin(1024))
+SCENE_WITH(a_capture_that_begins_during_a_wait_is_not_forgotten, begin_of(1024))
 {
   capturing = world_mortal(&w, 0);
   captures = 0;
@@ -200,7 +193,7 @@ SCENE_WITH(a_capture_that_begins_during_a_wait_is_not_forgotten, begin(1024))
 }
 
 /* The stream is gone, and never shows that its capture is over. */
-SCENE_WITH(a_capture_of_a_stream_that_is_gone_is_forgotten_when_a_pool_ends, begin(1024))
+SCENE_WITH(a_capture_of_a_stream_that_is_gone_is_forgotten_when_a_pool_ends, begin_of(1024))
 {
   esper_stream mortal = world_mortal(&w, 0);
   sim_capture_begin(w.s, 0, mortal.handle);

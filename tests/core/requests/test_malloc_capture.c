@@ -16,17 +16,14 @@ SCENE_WITH(a_capture_survives_being_out_of_memory, begin_with(NULL, 44 * MIB))
 {
   CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, on_r, NULL));
   sim_capture_begin(w.s, 0, r.handle);
-  void *a = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, a);
+  void *a = block(12 * MIB, r);
   CHECK_STATUS(try_malloc(40 * MIB, r), ESPER_OUT_OF_MEMORY);
   CHECK(sim_capture_is_valid(w.s, 0, r.handle));
   world_free(&w, a);
   CHECK_EQ(world_malloc(&w, 12 * MIB, r) == a, 1);
   world_kernel(&w, r, a);
-  void *b = world_malloc(&w, 32 * MIB, r);
-  world_kernel(&w, r, b);
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(graph);
+  void *b = block(32 * MIB, r);
+  sim_graph *graph = captured(r);
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
   CHECK_STATUS(try_malloc(12 * MIB, r), ESPER_OUT_OF_MEMORY);
   sim_graph_launch(w.s, graph, 0, s.handle);

@@ -113,8 +113,7 @@ SCENE(any_stream_can_be_noted)
 SCENE(a_note_on_a_stream_that_may_be_destroyed_ends_what_it_holds)
 {
   esper_stream mortal = world_mortal(&w, 0);
-  void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, x);
+  void *x = block(12 * MIB, r), *y = world_malloc(&w, 12 * MIB, r);
   note(x, mortal);
   world_read_on(&w, mortal, x, r);
   world_free(&w, x);
@@ -156,8 +155,7 @@ SCENE(what_is_live_waits_for_a_peer_that_was_not_seen)
 {
   esper_stream far = world_stream(&w, 1);
   CHECK_OK(esper_add_peer(w.core, 0, 1));
-  void *x = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, x);
+  void *x = block(12 * MIB, r);
   world_read_on(&w, far, x, r);
   CHECK_OK(esper_note_unseen_uses(w.core));
   world_free(&w, x);

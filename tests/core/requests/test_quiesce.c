@@ -20,6 +20,12 @@ static void close_pool(void)
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
 }
 
+static void open_again(void)
+{
+  close_pool();
+  open_pool();
+}
+
 static device_t *device(void)
 {
   return &w.core->devices[0];
@@ -37,8 +43,7 @@ static pool_t *pool(void)
 static void *owe_use(void)
 {
   void *x = block(X, r);
-  world_read_marked(&w, s, x, r);
-  world_free(&w, x);
+  read_and_free(x, s);
   return x;
 }
 
@@ -62,11 +67,6 @@ static int owing(void)
   return count;
 }
 
-static uint64_t waits(void)
-{
-  return sim_calls(w.s, SIM_CALL_event_wait);
-}
-
 /* ---- what is waited for -------------------------------------------------------- */
 
 SCENE(a_pools_free_memory_owes_nothing_afterwards)
@@ -74,17 +74,18 @@ SCENE(a_pools_free_memory_owes_nothing_afterwards)
   open_pool();
   owe_use();
   world_free(&w, block(Y, t)); /* owner order alone */
-  void *z = block(16, r);
+  void *z = block(16 * MIB, r);
   world_record_stream(&w, z, s);
   world_read_on(&w, s, z, r);
   world_free(&w, z);
   CHECK_EQ(owing(), 3);
   close_pool();
-  uint64_t before = waits();
+  uint64_t before = calls(SIM_CALL_event_wait);
   open_pool();
   CHECK_EQ(owing(), 0);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
-  CHECK_EQ(waits() - before, 2); /* for all streams, which is for what r and t freed; for s */
+  CHECK_EQ(calls(SIM_CALL_event_wait) - before,
+           2); /* for all streams, which is for what r and t freed; for s */
   CHECK_EQ(sim_pending_all(w.s), 0);
   CHECK_EQ(sim_calls(w.s, SIM_CALL_device_synchronize), 0);
   close_pool();
@@ -95,8 +96,7 @@ SCENE(live_memory_keeps_its_uses_and_is_not_waited_for)
   open_pool();
   void *x = block(X, r);
   world_read_marked(&w, s, x, r);
-  close_pool();
-  open_pool();
+  open_again();
   CHECK(sim_pending(w.s, 0, s.handle) > 0);
   CHECK(find(x)->state == BLOCK_LIVE && find(x)->uses);
   close_pool();
@@ -108,8 +108,7 @@ SCENE(what_is_waited_for_in_vain_is_withheld_until_the_next_time)
   open_pool();
   sim_wait_flag(w.s, 0, s.handle, 0);
   void *x = owe_use();
-  close_pool();
-  open_pool();
+  open_again();
   CHECK(find(x)->withheld && find(x)->uses);
   sim_raise_flag_now(w.s, 0);
   sim_run_all(w.s);
@@ -118,8 +117,7 @@ SCENE(what_is_waited_for_in_vain_is_withheld_until_the_next_time)
   capture_begin();
   CHECK(block(X, r) != x);
   capture_end();
-  close_pool();
-  open_pool();
+  open_again();
   CHECK_EQ(owing(), 0);
   close_pool();
 }
@@ -136,14 +134,13 @@ static void fail_to_wait_for(int readers, uint64_t tried)
   }
   world_free(&w, x);
   close_pool();
-  uint64_t before = waits();
+  uint64_t before = calls(SIM_CALL_event_wait);
   sim_fail_calls_from(w.s, SIM_CALL_event_wait, 1, ESPER_DEVICE_ERROR);
   open_pool();
-  CHECK_EQ(waits() - before, tried);
+  CHECK_EQ(calls(SIM_CALL_event_wait) - before, tried);
   CHECK(find(x)->withheld && find(x)->uses);
   sim_fail_call(w.s, SIM_CALL_event_wait, 0, ESPER_OK);
-  close_pool();
-  open_pool();
+  open_again();
   CHECK_EQ(owing(), 0);
   close_pool();
   end();
@@ -178,8 +175,7 @@ SCENE(captures_that_are_over_leave_one_heap_to_a_stream)
   }
   CHECK(x[0] != x[1]);
   CHECK_EQ(heaps(), 2);
-  close_pool();
-  open_pool();
+  open_again();
   CHECK_EQ(heaps(), 1);
   CHECK_EQ(owing(), 0);
   capture_begin();
@@ -209,7 +205,7 @@ TEST(live_memory_serves_the_next_capture_only_if_its_owner_was_waited_for)
     sim_capture_group(w.s, 0, r.handle, ID);
     world_free(&w, world_malloc(&w, 512, r)); /* the heap is this capture's now */
     world_free(&w, saved);
-    CHECK_EQ(world_malloc(&w, X * MIB, r) == saved, waited);
+    CHECK_EQ(world_malloc(&w, X, r) == saved, waited);
     sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
     close_pool();
     end();
@@ -225,7 +221,7 @@ SCENE_WITH(what_another_device_reads_is_held_when_a_pool_is_begun_again,
   world_free(&w, world_malloc(&w, 512, far));
   CHECK_OK(esper_pool_begin(w.core, 0, 1, 0, world_any_stream, NULL));
   capture_begin();
-  void *x = world_malloc(&w, X * MIB, r);
+  void *x = world_malloc(&w, X, r);
   world_read_on(&w, far, x, r);
   world_record_stream(&w, x, far);
   sim_fail_calls_from(w.s, SIM_CALL_capture_tails, 1, ESPER_DEVICE_ERROR);
@@ -266,8 +262,7 @@ SCENE(after_a_wait_in_vain_a_capture_gets_nothing_that_others_may_read)
   capture_begin();
   CHECK(block(X, r) != x);
   sim_capture_group(w.s, 0, r.handle, ID);
-  sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-  CHECK(graph);
+  sim_graph *graph = captured(r);
   CHECK(block(X, s) == x);
   sim_graph_destroy(w.s, graph);
   sim_raise_flag_now(w.s, 0);
@@ -298,8 +293,7 @@ SCENE(what_is_freed_after_its_stream_was_waited_for_is_withheld)
   sim_capture_begin(w.s, 0, s.handle);
   block(Y, s);
   sim_graph *graph = sim_capture_end(w.s, 0, s.handle);
-  close_pool();
-  open_pool();
+  open_again();
   void *x = block(X, s);
   close_pool();
   driver_below = w.core->driver;
@@ -319,12 +313,11 @@ SCENE(a_withheld_block_is_active_until_its_marked_uses_are_over)
 {
   open_pool();
   void *x = block(X, s);
-  close_pool();
-  open_pool();
+  open_again();
   world_read_marked(&w, t, x, s);
   world_free(&w, x);
   CHECK(find(x)->withheld);
-  CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, X * MIB);
+  CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, X);
   sim_run_all(w.s);
   esper_retire(w.core, 0);
   CHECK_EQ(world_stats(&w, 0).active_bytes[ESPER_ALL].current, 0);

@@ -4,11 +4,6 @@
 #include "core/blocks/block.h"
 #include "one_world.h"
 
-static void begin(size_t mib)
-{
-  begin_on((sim_options){WHEN_TOLD, .capacity = mib * MIB}, NULL);
-}
-
 static void use_until_event(void *ptr, esper_stream reader)
 {
   void *event = sim_event_create(w.s, 0);
@@ -20,7 +15,7 @@ static void use_until_event(void *ptr, esper_stream reader)
 
 /* s waits for a flag that r raises after its next mallocs. Its event stands before that of t on the
  * core's own stream: memory grows meanwhile. */
-SCENE_WITH(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else, begin(1024))
+SCENE_WITH(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else, begin_of(1024))
 {
   world_set_allowance(&w, MIB);
   void *x = world_malloc(&w, 12 * MIB, r), *y[2];
@@ -31,8 +26,7 @@ SCENE_WITH(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_els
   use_until_event(x, s);
   world_free(&w, x);
   for (int i = 0; i < 2; i++) {
-    y[i] = world_malloc(&w, (14 + 2 * (size_t)i) * MIB, r);
-    world_kernel(&w, r, y[i]);
+    y[i] = block((14 + 2 * (size_t)i) * MIB, r);
     world_read_on(&w, t, y[i], r);
     use_until_event(y[i], t);
   }
@@ -50,7 +44,7 @@ SCENE_WITH(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_els
 
 /* An event that cannot be asked about is on nobody knows which stream: what the
  * carrier records later says nothing of it. */
-SCENE_WITH(a_later_event_does_not_cover_one_that_could_not_be_had, begin(12 + 14 + 14))
+SCENE_WITH(a_later_event_does_not_cover_one_that_could_not_be_had, begin_of(12 + 14 + 14))
 {
   void *x = world_malloc(&w, 12 * MIB, r), *y = world_malloc(&w, 14 * MIB, r);
   sim_wait_flag(w.s, 0, s.handle, 0);
@@ -81,10 +75,9 @@ SIM_HOOK(mark_meanwhile)
     check_on_another_thread(mark_block, x);
 }
 
-SCENE_WITH(who_waits_for_the_device_keeps_nobody_from_marking, begin(64))
+SCENE_WITH(who_waits_for_the_device_keeps_nobody_from_marking, begin_of(64))
 {
-  void *x = world_malloc(&w, 12 * MIB, w.stream[0]);
-  world_kernel(&w, w.stream[0], x);
+  void *x = block(12 * MIB, w.stream[0]);
   sim_before_call(w.s, SIM_CALL_event_wait, mark_meanwhile, &x);
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   sim_before_call(w.s, SIM_CALL_event_wait, NULL, NULL);
@@ -93,7 +86,7 @@ SCENE_WITH(who_waits_for_the_device_keeps_nobody_from_marking, begin(64))
 }
 
 /* Another thread frees it after it was found, and empty_cache returns its metadata. */
-SCENE_WITH(a_block_that_has_gone_since_it_was_found_is_skipped, begin(64))
+SCENE_WITH(a_block_that_has_gone_since_it_was_found_is_skipped, begin_of(64))
 {
   presented_t reader;
   block_t gone = {0};
@@ -105,7 +98,7 @@ SCENE_WITH(a_block_that_has_gone_since_it_was_found_is_skipped, begin(64))
 }
 
 /* Nobody would protect the block, so the caller hears of it. */
-SCENE_WITH(a_mark_without_host_memory_is_an_error, begin(64))
+SCENE_WITH(a_mark_without_host_memory_is_an_error, begin_of(64))
 {
   enum { MOST = 8192 };
   static const void *p[MOST];
@@ -127,7 +120,7 @@ SCENE_WITH(a_mark_without_host_memory_is_an_error, begin(64))
 
 /* ---- marks until the free ---------------------------------------------------- */
 
-SCENE_WITH(marks_are_counted_by_when_they_end, begin(64))
+SCENE_WITH(marks_are_counted_by_when_they_end, begin_of(64))
 {
   const void *x[2] = {world_malloc(&w, 12 * MIB, r), world_malloc(&w, 14 * MIB, r)};
   world_use(&w, x[0], s, 0);
@@ -147,11 +140,6 @@ SCENE_WITH(marks_are_counted_by_when_they_end, begin(64))
 
 /* ---- marks by a handle alone ----------------------------------------------- */
 
-static uint64_t records(void)
-{
-  return sim_calls(w.s, SIM_CALL_event_record);
-}
-
 /* Whether that was enough. */
 static bool mark_it_by_handle(const void *p, void *handle)
 {
@@ -161,30 +149,29 @@ static bool mark_it_by_handle(const void *p, void *handle)
   return enough;
 }
 
-SCENE_WITH(a_known_streams_handle_is_enough, begin(64))
+SCENE_WITH(a_known_streams_handle_is_enough, begin_of(64))
 {
   esper_stream mortal = world_mortal(&w, 0);
   char *x = world_malloc(&w, 12 * MIB, r);
   CHECK(!mark_it_by_handle(x, s.handle)); /* never presented */
   CHECK(!mark_it_by_handle(x, mortal.handle));
   CHECK(mark_it_by_handle(&w, r.handle)); /* nobody's block: nothing to do */
-  CHECK_EQ(records(), 0);
+  CHECK_EQ(calls(SIM_CALL_event_record), 0);
   world_use(&w, x, s, 0);
   world_use(&w, x, mortal, 0);
   CHECK(mark_it_by_handle(x, s.handle));
   CHECK(mark_it_by_handle(x, mortal.handle));
   CHECK(mark_it_by_handle(x + 512, s.handle));
-  CHECK_EQ(records(), 5);
+  CHECK_EQ(calls(SIM_CALL_event_record), 5);
   CHECK(mark_it_by_handle(x, r.handle)); /* its own stream */
-  CHECK_EQ(records(), 5);
+  CHECK_EQ(calls(SIM_CALL_event_record), 5);
   CHECK_EQ(world_counters(&w, 0).uses_pending, 2);
 }
 
-SCENE_WITH(a_handle_that_came_back_is_not_taken_for_the_old_stream, begin(64))
+SCENE_WITH(a_handle_that_came_back_is_not_taken_for_the_old_stream, begin_of(64))
 {
   esper_stream mortal = world_mortal(&w, 0);
-  void *x = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, x);
+  void *x = block(12 * MIB, r);
   world_read_marked(&w, mortal, x, r);
   world_destroy_stream(&w, mortal);
   esper_stream other = world_mortal(&w, 0);
@@ -226,8 +213,7 @@ TEST(marks_of_memory_from_outside_are_counted_and_held)
   int warnings = 0;
   esper_config config = {.warn = note_warning, .warn_context = &warnings};
   begin_on((sim_options){WHEN_TOLD}, &config);
-  void *x = world_malloc(&w, 12 * MIB, s);
-  world_kernel(&w, s, x);
+  void *x = block(12 * MIB, s);
   sim_run_all(w.s);
   esper_retire(w.core, 0);
   sim_capture_begin(w.s, 0, r.handle);
@@ -267,9 +253,8 @@ typedef enum {
 
 static void replay_elsewhere(on_s what)
 {
-  begin(1024);
-  void *x = world_malloc(&w, 3 * MIB, r), *other = world_malloc(&w, 512, r);
-  world_kernel(&w, r, x);
+  begin_of(1024);
+  void *x = block(3 * MIB, r), *other = world_malloc(&w, 512, r);
   if (what == A_RECORD_STREAM)
     world_record_stream(&w, x, s);
   sim_capture_begin(w.s, 0, s.handle);

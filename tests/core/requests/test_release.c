@@ -1,10 +1,7 @@
 /* What goes back to the driver, and what stays. */
 #include "one_world.h"
 
-static void begin(void)
-{
-  begin_on((sim_options){WHEN_TOLD, .capacity = 256 * MIB}, NULL);
-}
+BEGIN(WHEN_TOLD, .capacity = 256 * MIB)
 
 SCENE(empty_cache_gives_back_what_is_wholly_free)
 {

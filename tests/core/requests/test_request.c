@@ -157,8 +157,7 @@ SCENE_WITH(growth_by_pages_can_be_rejected,
   block(100 * MIB, r);
   void *b = block(150 * MIB, r);
   world_free(&w, b);
-  CHECK_STATUS(try_malloc(202 * MIB, r), ESPER_REJECTED);
-  CHECK(strstr(esper_last_error(), "30%"));
+  CHECK_REFUSED(try_malloc(202 * MIB, r), ESPER_REJECTED, "30%");
   esper_failure failure;
   esper_get_failure(&failure);
   CHECK_EQ(failure.segment, 202 * MIB);

@@ -50,8 +50,7 @@ SCENE(no_memory_is_handed_out_under_a_tag_that_sleeps)
   get_as("weights", 512, r);
   sleep_all_of("weights");
   CHECK_OK(esper_tag_push("weights"));
-  CHECK_STATUS(try_malloc(512, r), ESPER_ASLEEP);
-  CHECK(strstr(esper_last_error(), "'weights' sleeps on device 0"));
+  CHECK_REFUSED(try_malloc(512, r), ESPER_ASLEEP, "'weights' sleeps on device 0");
   CHECK_STATUS(try_malloc(40 * MIB, s), ESPER_ASLEEP);
   wake("weights");
   CHECK(world_malloc(&w, 512, r));
@@ -77,8 +76,7 @@ SCENE(pending_memory_goes_once_its_uses_are_over)
 {
   void *p = used_as("weights", 4 * MIB, r);
   get_as("weights", 20 * MIB, r);
-  world_read_marked(&w, s, p, r);
-  world_free(&w, p);
+  read_and_free(p, s);
   sleep_all_of("weights");
   CHECK_EQ(alive().bytes, 0);
   wake("weights");
@@ -89,8 +87,7 @@ SCENE(captures_refuse_it)
   used_as("weights", 4 * MIB, r);
   size_t before = alive().bytes;
   sim_capture_begin(w.s, 0, r.handle);
-  CHECK_STATUS(try_sleep(NULL, ESPER_KEEP_HOST, NULL), ESPER_CAPTURING);
-  CHECK(strstr(esper_last_error(), "end the capture first"));
+  CHECK_REFUSED(try_sleep(NULL, ESPER_KEEP_HOST, NULL), ESPER_CAPTURING, "end the capture first");
   sim_capture_abort(w.s, 0, r.handle);
   CHECK_EQ(alive().bytes, before);
   CHECK(get_as("weights", 512, r)); /* it is awake */
@@ -151,8 +148,7 @@ SCENE(contents_may_be_lost_on_request)
 SCENE(bad_arguments_are_refused)
 {
   get_as("weights", 512, r);
-  CHECK_STATUS(try_sleep("weigths", ESPER_KEEP_HOST, NULL), ESPER_INVALID);
-  CHECK(strstr(esper_last_error(), "'weigths'"));
+  CHECK_REFUSED(try_sleep("weigths", ESPER_KEEP_HOST, NULL), ESPER_INVALID, "'weigths'");
   CHECK_STATUS(try_wake("weigths"), ESPER_INVALID);
   CHECK_STATUS(try_sleep("weights", (esper_keep)7, NULL), ESPER_INVALID);
   const char *name = "weights";

@@ -3,16 +3,12 @@
 
 #include "one_world.h"
 
-static void begin(void)
-{
-  begin_on((sim_options){WHEN_TOLD}, NULL);
-}
+BEGIN(WHEN_TOLD)
 
 SCENE(bytes_are_active_until_nothing_is_owed)
 {
   void *p = world_malloc(&w, 12 * MIB, r);
-  world_read_marked(&w, s, p, r);
-  world_free(&w, p);
+  read_and_free(p, s);
   esper_stats now = world_stats(&w, 0);
   CHECK_EQ(now.allocated_bytes[ESPER_ALL].current, 0);
   CHECK_EQ(now.active_bytes[ESPER_ALL].current, 12 * MIB);

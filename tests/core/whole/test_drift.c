@@ -23,21 +23,18 @@ enum { SHORT_RUN = 2000000, RUNS = 8 };
 
 static const size_t MOST_BYTES = (size_t)4 << 30;
 
-typedef struct block {
+typedef struct piece {
   void *ptr;
   size_t size;
   bool stays;
-} block;
+} piece;
 
 static uint64_t state;
-static block blocks[MOST_BLOCKS];
+static piece blocks[MOST_BLOCKS];
 static int block_count;
 static size_t live, live_peak;
 
-static uint64_t draw(uint64_t below)
-{
-  return draw_below(&state, below);
-}
+DRAW_FROM(state)
 
 /* `phase` from 0 to 1 is once up and down; the sizes of a moment lie within a factor
  * of eight. */
@@ -51,8 +48,8 @@ static size_t draw_size(double phase)
 
 static void make(double phase)
 {
-  block *b = &blocks[block_count++];
-  *b = (block){.size = draw_size(phase), .stays = draw(50) == 0};
+  piece *b = &blocks[block_count++];
+  *b = (piece){.size = draw_size(phase), .stays = draw(50) == 0};
   CHECK_OK(esper_malloc(w.core, b->size, w.stream[0], &b->ptr));
   live += b->size;
   if (live > live_peak)

@@ -79,7 +79,7 @@ SCENE(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
   CHECK(pthread_create(&id, NULL, look_and_free, &other) == 0);
   for (int i = 0; i < TIMES; i++) {
     capture_begin(ID);
-    world_kernel(&w, r, world_malloc(&w, 512, r));
+    block(512, r);
     graphs[i] = capture_end(ID);
     wait_for_frees(&other);
     for (int k = 0; k < FREED_AT_ONCE; k++)
@@ -106,10 +106,8 @@ SCENE(live_memory_is_looked_at_and_freed_while_its_pool_is_quiesced)
 SCENE(a_capture_that_cannot_be_asked_about_is_not_taken_for_over)
 {
   capture_begin(ID);
-  void *x = world_malloc(&w, 12 * MIB, r);
-  world_kernel(&w, r, x);
-  world_read_marked(&w, s, x, r);
-  world_free(&w, x);
+  void *x = block(12 * MIB, r);
+  read_and_free(x, s);
   CHECK_OK(esper_pool_end(w.core, 0, ID, 0, NULL));
   sim_fail_call(w.s, SIM_CALL_stream_capture, 1, ESPER_DEVICE_ERROR);
   CHECK_OK(esper_pool_begin(w.core, 0, ID, 0, world_is_captured, &w));
@@ -157,8 +155,7 @@ static void owe_again_and_again(owing how)
     if (how.freed_inside)
       world_free(&w, x);
     world_free(&w, y);
-    sim_graph *graph = sim_capture_end(w.s, 0, r.handle);
-    CHECK(graph);
+    sim_graph *graph = captured(r);
     CHECK_OK(esper_pool_end(w.core, 0, 1, 0, NULL));
     CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
     if (!how.freed_inside)

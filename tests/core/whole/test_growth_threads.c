@@ -5,8 +5,7 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-#include "esper_sleep.h"
-#include "one_world.h"
+#include "sleep/sleep_world.h"
 
 static pthread_t start(void *work(void *), void *argument)
 {
@@ -100,17 +99,14 @@ TEST(what_others_may_not_keep_is_waited_for)
 
 TEST(what_is_going_to_sleep_is_waited_for)
 {
-  const char *cold = "cold";
   begin_at_once(ESPER_SEGMENTS_MAPPED);
   sim_set_capacity(w.s, 0, 100 * MIB);
-  CHECK_OK(esper_tag_push(cold));
-  world_malloc(&w, 90 * MIB, r);
-  CHECK_OK(esper_tag_pop());
+  get_as("cold", 90 * MIB, r);
   prepare_malloc_beside(60 * MIB, 2);
   sim_before_call(w.s, SIM_CALL_copy_to_host, begin_malloc_beside, NULL);
-  CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
+  sleep_all_of("cold");
   join_malloc_beside();
-  CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
+  wake("cold");
   end();
 }
 

@@ -32,8 +32,7 @@ SCENE_WITH(what_serves_on_oom_may_be_pending, begin(12))
   set(ESPER_POOL_USE_ON_OOM);
   void *a = get(12 * MIB, r);
   world_kernel(&w, r, a);
-  world_read_marked(&w, s, a, r);
-  world_free(&w, a);
+  read_and_free(a, s);
   CHECK(world_malloc(&w, 12 * MIB, r) == a);
 }
 

@@ -5,10 +5,7 @@
 
 static uint64_t state;
 
-static uint64_t draw(uint64_t below)
-{
-  return draw_below(&state, below);
-}
+DRAW_FROM(state)
 
 typedef struct cost {
   double step_us;

@@ -6,10 +6,7 @@
 
 static uint64_t state;
 
-static uint64_t draw(uint64_t below)
-{
-  return draw_below(&state, below);
-}
+DRAW_FROM(state)
 
 /* ---- programs --------------------------------------------------------------- */
 
@@ -22,9 +19,7 @@ static void read_mark_free(void *p, esper_stream owner, esper_stream reader)
 
 static void *made(size_t mib, esper_stream stream)
 {
-  void *p = world_malloc(&w, mib * MIB, stream);
-  world_kernel(&w, stream, p);
-  return p;
+  return block(mib * MIB, stream);
 }
 
 /* Weights gathered on one stream, a layer ahead, and used on another. */

@@ -20,8 +20,7 @@ static void *work(void *argument)
   snprintf(tag, sizeof tag, "thread %d", (int)(intptr_t)argument);
   CHECK_OK(esper_tag_push(tag));
   for (unsigned turn = 0; !atomic_load(&done); turn++) {
-    void *p = world_malloc(&w, (turn * 7919) % (3 * MIB) + 1, stream);
-    world_kernel(&w, stream, p);
+    void *p = block((turn * 7919) % (3 * MIB) + 1, stream);
     void *q = atomic_exchange(&shelf[turn % KEPT], NULL);
     if (q && turn % 5 == 0)
       world_free(&w, q);
@@ -141,17 +140,13 @@ SCENE_WITH(another_thread_shares_memory_while_it_wakes,
            begin_on((sim_options){.oracle = SIM_ORACLE_KNOWN, .virtual_memory = 1},
                     &(esper_config){.large_segment_size = 4 * MIB}))
 {
-  const char *cold = "cold";
   for (int cycle = 0; cycle < CYCLES; cycle++) {
-    CHECK_OK(esper_tag_push(cold));
-    void *p = world_malloc(&w, 50 * MIB, w.stream[0]);
-    CHECK_OK(esper_tag_pop());
-    world_kernel(&w, w.stream[0], p);
+    void *p = used_as("cold", 50 * MIB, r);
     atomic_store(&tried, false);
     sim_after_call(w.s, SIM_CALL_copy_to_host, start_sharing, p);
-    CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
+    sleep_all_of("cold");
     sim_after_call(w.s, SIM_CALL_copy_to_host, NULL, NULL);
-    CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
+    wake("cold");
     pthread_join(sharer, NULL);
     world_check(&w);
     world_free(&w, p);
@@ -191,15 +186,12 @@ SIM_HOOK(look)
 SCENE_WITH(nobody_else_waits_while_memory_is_copied_back,
            begin_on((sim_options){WHEN_TOLD, .devices = 3, .virtual_memory = 1}, NULL))
 {
-  const char *cold = "cold";
   looked = 0;
-  CHECK_OK(esper_tag_push(cold));
   for (int i = 0; i < 8; i++)
-    world_kernel(&w, r, world_malloc(&w, 40 * MIB, r));
-  CHECK_OK(esper_tag_pop());
-  CHECK_OK(esper_sleep(w.core, -1, &cold, 1, ESPER_KEEP_HOST, NULL));
+    used_as("cold", 40 * MIB, r);
+  sleep_all_of("cold");
   sim_after_call(w.s, SIM_CALL_copy_to_device, look, NULL);
-  CHECK_OK(esper_wake(w.core, -1, &cold, 1, NULL));
+  wake("cold");
   CHECK(looked > 1);
 }
 

@@ -122,29 +122,21 @@ static esper_status timed_device_synchronize(void *self, int device)
   return ESPER_OK;
 }
 
-static esper_status timed_memory_alloc(void *self, int device, size_t size, uintptr_t *address)
-{
-  timed.now += ALLOC_US;
-  return timed.sim->memory_alloc(self, device, size, address);
-}
-
-static esper_status timed_page_create(void *self, int device, size_t size, uint64_t *page)
-{
-  timed.now += CREATE_US;
-  return timed.sim->page_create(self, device, size, page);
-}
-
-static esper_status timed_page_release(void *self, int device, uint64_t page)
-{
-  timed.now += RELEASE_US;
-  return timed.sim->page_release(self, device, page);
-}
-
-static esper_status timed_page_unmap(void *self, int device, uintptr_t address, size_t size)
-{
-  timed.now += UNMAP_US;
-  return timed.sim->page_unmap(self, device, address, size);
-}
+/* What the simulated device does, after a time. */
+#define TAKES(us, name, parameters, ...)               \
+  static esper_status timed_##name parameters          \
+  {                                                    \
+    timed.now += us;                                   \
+    return timed.sim->name(self, device, __VA_ARGS__); \
+  }
+TAKES(ALLOC_US, memory_alloc, (void *self, int device, size_t size, uintptr_t *at), size, at)
+TAKES(CREATE_US, page_create, (void *self, int device, size_t size, uint64_t *page), size, page)
+TAKES(RELEASE_US, page_release, (void *self, int device, uint64_t page), page)
+TAKES(UNMAP_US, page_unmap, (void *self, int device, uintptr_t at, size_t size), at, size)
+TAKES(PAGE_US, page_map,
+      (void *self, int device, uintptr_t at, size_t size, uint64_t page, const int *peers,
+       int count),
+      at, size, page, peers, count)
 
 static esper_status timed_copy(void *stream, size_t size)
 {
@@ -166,13 +158,6 @@ static esper_status timed_copy_to_device(void *self, int device, void *stream, u
 {
   (void)self, (void)device, (void)to, (void)from;
   return timed_copy(stream, size);
-}
-
-static esper_status timed_page_map(void *self, int device, uintptr_t address, size_t size,
-                                   uint64_t page, const int *peers, int count)
-{
-  timed.now += PAGE_US;
-  return timed.sim->page_map(self, device, address, size, page, peers, count);
 }
 
 /* ---- the program ------------------------------------------------------------- */
