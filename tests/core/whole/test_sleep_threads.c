@@ -295,7 +295,7 @@ SCENE_WITH(a_wake_waits_for_the_pages_that_a_sleep_sends,
   world_check(&w);
 }
 
-/* A malloc that finds no memory gives up the embedder's locks to drain, and to wait for the sleep. */
+/* A malloc without memory gives up the embedder's locks to drain, and to wait for the sleep. */
 static atomic_int gave_up;
 static atomic_bool has_memory;
 
