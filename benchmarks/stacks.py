@@ -327,13 +327,15 @@ def rows(name: str, rounds: Rounds, options: Options) -> Iterator[Row]:
                 if column(rounds, case, key) and column(rounds, peer, key):
                     yield Row(f"{title}: {what}", unit, key, case, peer)
             again: Side = differing(rounds, peer, peer)
-            if not again and peer == NATIVE:  # one round: other segments are a run again
-                again = differing(rounds, EXPANDABLE, NATIVE)
+            other = AGAIN.format(peer)
+            goal = max(again, default=0.0)
+            if not again and peer == NATIVE:  # it ran once
+                again, other = differing(rounds, EXPANDABLE, NATIVE), EXPANDABLE
             differ: Side = differing(rounds, case, peer)
             if again and differ and peer != EXPANDABLE:
-                goal = (max(again), "ours") if peer == judge else ()
-                yield Row(f"{title}: outputs that differ", "steps", "", differ, again, *goal,
-                    peer_name=AGAIN.format(peer))  # fmt: skip
+                how = (goal, "ours") if peer == judge else ()
+                yield Row(f"{title}: outputs that differ", "steps", "", differ, again, *how,
+                    peer_name=other)  # fmt: skip
     for one in [turn[AUDIT] for turn in rounds if "findings" in turn.get(AUDIT, {})][:1]:
         more = {key: one[key] for key in ("told", "why") if one.get(key)}
         yield Row(f"{name}: findings", "findings", "", [one["findings"]], 0.0, peer_name="nothing",
@@ -406,7 +408,8 @@ def table(find: Find) -> str:
                 )
             said.append(", ".join(told))
         title, peer = f"{name}, automatic uses: outputs that differ", AGAIN.format(program.judge)
-        differ, audit = find("stacks", title, peer), find("stacks", f"{name}: findings", "nothing")
+        differ = find("stacks", title, peer) or find("stacks", title, EXPANDABLE)
+        audit = find("stacks", f"{name}: findings", "nothing")
         said += [f"{differ['ours']:g} ({differ['peer']:g})" if differ else ""]
         said += [f"{audit['ours']:g}" if audit else "", run["commit"]]
         lines.append(f"| {' | '.join(said)} |")

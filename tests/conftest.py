@@ -19,8 +19,7 @@ else:  # the machine may be slow, or busy
     settings.register_profile("patient", deadline=None, suppress_health_check=slow)
     settings.load_profile("patient")
 
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))  # the simulated device
 
 #: Files that take minutes. They come first, so that no process is left with one at the end.
 LONGEST = ("test_core", "test_build", "test_style", "test_benchmarks", "test_conformance_on_sim")

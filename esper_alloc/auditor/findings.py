@@ -144,8 +144,8 @@ class Finding:
         if _is_likely(self._certainty):
             likely += self.count - sum(one.count for one in self.also)
         if 0 < likely < self.count:
-            said = f"certain in {self.count - likely} of {self.count} cases, else likely"
-            return surest.replace("certain", said, 1)
+            said = f"certain {self.count - likely} of {self.count} times"
+            return surest.replace("certain", said, 1) + "; else likely"
         return surest
 
     @property

@@ -108,4 +108,4 @@ def test_the_most_harmful_comes_first() -> None:
     found += [race(at(4), at(8), 0, False)]
     assert groups(*found) == [[0, 3], [2], [1]]
     first, *rest = [one.certainty.split(":")[0] for _, one in by_cause(found)]
-    assert first == "certain in 1 of 10 cases, else likely" and rest == ["certain", "certain"]
+    assert first == "certain 1 of 10 times" and rest == ["certain", "certain"]

@@ -1,6 +1,6 @@
-"""Static inputs are filled on one stream and copied over on another, which does not wait.
+"""A stream copies over static inputs that another one fills, and does not wait for it.
 
-transformers 5.24.0's continuous batching does. The filling comes last, under any allocator:
+So does transformers 5.24.0's continuous batching. The filling comes last, under any allocator:
 
     python fill_without_wait.py
 """
@@ -15,7 +15,7 @@ inputs = torch.empty(SIZE, device="cuda")
 
 
 def wrong(waits):
-    for _ in range(20):  # the current stream is busy
+    for _ in range(100):  # the current stream is busy
         weights @ weights
     inputs.zero_()
     if waits:

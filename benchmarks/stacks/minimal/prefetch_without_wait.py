@@ -1,6 +1,6 @@
 """A loader copies batches on a stream of its own, into memory that may still be read.
 
-PyTorch Geometric 2.8.0's PrefetchLoader does. Which sums are wrong depends on the allocator:
+So does PyTorch Geometric 2.8.0's PrefetchLoader. Sums are wrong, but not with automatic uses:
 
     python prefetch_without_wait.py
     esper-alloc run --uses automatic prefetch_without_wait.py

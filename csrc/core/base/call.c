@@ -1,7 +1,5 @@
 #include "call.h"
 
-_Thread_local unsigned callbacks;
-
 static bool call_begin(core_t *c, int call)
 {
   if (core_is(c, CORE_SHUT_DOWN))

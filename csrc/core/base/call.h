@@ -70,7 +70,4 @@ esper_status call_end(core_t *c, esper_status status);
 ESPER_DRIVER_FUNCTIONS(CALL_DECLARE)
 #undef CALL_DECLARE
 
-/* In how many callbacks of the embedder's the thread is. Its mallocs are not held back there. */
-extern _Thread_local unsigned callbacks;
-
 #endif

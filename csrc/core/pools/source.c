@@ -3,20 +3,22 @@
 #include "../base/call.h"
 #include "../base/error.h"
 
+_Thread_local unsigned embedder_callbacks;
+
 static void give_back(const pool_t *pool, void *given, size_t size)
 {
-  callbacks++;
+  embedder_callbacks++;
   pool->source.give_back(pool->source.context, pool->device->index, given, size);
-  callbacks--;
+  embedder_callbacks--;
 }
 
 static esper_status obtain_from(const pool_t *pool, size_t size, uintptr_t *address)
 {
   void *given = NULL;
-  callbacks++;
+  embedder_callbacks++;
   esper_status status =
       pool->source.obtain(pool->source.context, pool->device->index, size, &given);
-  callbacks--;
+  embedder_callbacks--;
   if (status != ESPER_OK || !given)
     return error_set(status == ESPER_OK ? ESPER_OUT_OF_MEMORY : status,
                      "the allocator of pool (%llu, %llu) did not provide a segment of %zu bytes on "
@@ -54,8 +56,8 @@ esper_status source_give_back(const pool_t *pool, uintptr_t address, size_t size
 
 void source_drop(pool_t *pool)
 {
-  callbacks++;
+  embedder_callbacks++;
   if (pool->source.drop)
     pool->source.drop(pool->source.context);
-  callbacks--;
+  embedder_callbacks--;
 }

@@ -6,6 +6,9 @@
 
 #include "pool.h"
 
+/* How many callbacks the thread is in, of a source or others: its mallocs are not held back. */
+extern _Thread_local unsigned embedder_callbacks;
+
 /* ESPER_OUT_OF_MEMORY: the source has no more. */
 esper_status source_obtain(const pool_t *pool, size_t size, uintptr_t *address);
 

@@ -10,6 +10,7 @@
 #include "../order/host_wait.h"
 #include "../order/record.h"
 #include "../order/retire.h"
+#include "../pools/source.h"
 #include "drain.h"
 
 enum {
@@ -20,9 +21,9 @@ enum {
 bool call_free_memory(const request_t *q)
 {
   const esper_config *given = &q->config->as_given;
-  callbacks++;
+  embedder_callbacks++;
   bool freed = given->free_memory && given->free_memory(given->free_memory_context);
-  callbacks--;
+  embedder_callbacks--;
   return freed;
 }
 
@@ -181,8 +182,7 @@ static void wait(void *argument)
   }
 }
 
-/* Drops the reference. */
-static esper_status wait_for(const request_t *q, record_t *record)
+static esper_status wait_and_drop(const request_t *q, record_t *record)
 {
   host_wait_t w = {.q = q, .record = record};
   wait_unlocked(q, wait, &w);
@@ -216,17 +216,17 @@ void wait_for_sleep_without_embedder(const request_t *q)
 bool wait_for_oldest(const request_t *q)
 {
   record_t *oldest = oldest_work(q, false);
-  return oldest && wait_for(q, oldest) == ESPER_OK;
+  return oldest && wait_and_drop(q, oldest) == ESPER_OK;
 }
 
 bool hold_back(const request_t *q)
 {
-  record_t *oldest = q->capture || callbacks ? NULL : oldest_work(q, true);
+  record_t *oldest = q->capture || embedder_callbacks ? NULL : oldest_work(q, true);
   if (!oldest)
     return false;
   uint64_t begin = monotonic_now();
   ends_t ends = find_ends(q, oldest);
-  esper_status status = wait_for(q, oldest);
+  esper_status status = wait_and_drop(q, oldest);
   if (status == ESPER_OK && are_reached(ends))
     raise_allowance(q);
   drop_ends(ends);

@@ -7,7 +7,7 @@
  * two, and a large one behind smaller ones. The allowance is doubled when a wait left both streams
  * idle and nothing pending.
  *
- * Nobody is held back inside a capture, or in a callback of the allocator's own. host_wait.h
+ * Nobody is held back inside a capture, or in a callback of the embedder's. host_wait.h
  * says when a wait ends in vain. */
 #ifndef ESPER_HOLD_BACK_H
 #define ESPER_HOLD_BACK_H

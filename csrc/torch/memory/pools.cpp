@@ -68,6 +68,8 @@ void give_segment_back(void *context, int device, void *address, size_t /*size*/
     static_cast<Segments *>(context)->from->raw_delete(address);
   } catch (const std::exception &error) {
     TORCH_WARN("esper_alloc: a MemPool's allocator did not take a segment back: ", error.what());
+  } catch (...) {
+    TORCH_WARN("esper_alloc: a MemPool's allocator did not take a segment back");
   }
 }
 

@@ -213,6 +213,8 @@ static esper_status obtain(void *context, int device, size_t size, void **ptr)
   return esper_malloc(w.core, size, r, ptr);
 }
 
+static int given_back;
+
 static void give_back(void *context, int device, void *ptr, size_t size)
 {
   (void)context, (void)device, (void)size;
@@ -220,6 +222,7 @@ static void give_back(void *context, int device, void *ptr, size_t size)
     pending(12 * MIB);
   CHECK_EQ(held_back(), 0);
   CHECK_OK(esper_free(w.core, ptr));
+  given_back++;
 }
 
 SCENE_WITH(nobody_waits_in_a_mempools_own_allocator,
@@ -238,6 +241,7 @@ SCENE_WITH(nobody_waits_in_a_mempools_own_allocator,
   CHECK_OK(esper_free(w.core, p));
   CHECK_OK(esper_pool_release(w.core, 0, 0, 9));
   CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* its memory is a block of the default pool */
+  CHECK_EQ(given_back, 1);
 }
 
 /* ---- while the host waits --------------------------------------------------------- */
