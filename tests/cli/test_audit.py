@@ -247,6 +247,7 @@ def test_without_a_driver_it_says_so(audit: Audit, monkeypatch: pytest.MonkeyPat
     assert done.stderr == f"esper_alloc audit: --fence needs esper_alloc, and {why}\n"
 
 
+@pytest.mark.slow
 def test_a_forked_child_says_nothing_and_keeps_its_exit_code(audit: Audit) -> None:
     fork = """
 import os
@@ -260,6 +261,7 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.stderr.count("1 finding") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [

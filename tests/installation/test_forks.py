@@ -39,6 +39,7 @@ def run(program: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slow", "first", "use"),
     [

@@ -171,6 +171,7 @@ def test_what_changes_is_followed(start: Start, monkeypatch: MonkeyPatch, box: s
     assert not attached.read().devices[0].lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [0, 10**9])
 def test_threads_come_and_go_between_looks(
     start: Start, monkeypatch: MonkeyPatch, again: int

@@ -524,6 +524,7 @@ assert len(said) == 1 and "doctor" in said[0], said
 """
 
 
+@pytest.mark.slow
 def test_without_the_part_marks_are_breaks_in_the_graph_which_is_said_once():
     output_of("-c", WITHOUT_THE_PART, cwd=ROOT)
 

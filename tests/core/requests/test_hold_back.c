@@ -213,23 +213,22 @@ static esper_status obtain(void *context, int device, size_t size, void **ptr)
   return esper_malloc(w.core, size, r, ptr);
 }
 
-static int given_back;
-
 static void give_back(void *context, int device, void *ptr, size_t size)
 {
-  (void)context, (void)device, (void)size;
+  (void)device, (void)size;
   for (int i = 0; i < 4; i++)
     pending(12 * MIB);
   CHECK_EQ(held_back(), 0);
   CHECK_OK(esper_free(w.core, ptr));
-  given_back++;
+  ++*(int *)context;
 }
 
 SCENE_WITH(nobody_waits_in_a_mempools_own_allocator,
            begin_on((sim_options){.completion = SIM_WHEN_TOLD, .capacity = 1024 * MIB},
                     &(esper_config){.allowance = 40 * MIB}))
 {
-  esper_source source = {.obtain = obtain, .give_back = give_back};
+  int given_back = 0;
+  esper_source source = {.obtain = obtain, .give_back = give_back, .context = &given_back};
   esper_pool *pool = world_pool(&w, 0, 0, 9);
   CHECK_OK(esper_pool_set_source(w.core, 0, 0, 9, &source));
   for (int i = 0; i < 3; i++)
