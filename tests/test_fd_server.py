@@ -32,10 +32,8 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario(program: Path, scenario: str) -> None:
-    environment = {
-        **os.environ,
-        "ASAN_OPTIONS": "detect_leaks=0",
-    }  # a forked child leaves things be
+    # A forked child leaves things be.
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
     succeeded(program, scenario, env=environment, timeout=600)
 
 

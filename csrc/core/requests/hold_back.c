@@ -50,9 +50,9 @@ static record_t *awaited(const request_t *q, const block_t *block)
   return block->segment->large == q->large ? block_awaits(block, q->heap->stream) : NULL;
 }
 
-/* The oldest pending block that is too recent to wait for: the two newest are, as many as fit into
- * the allowance, and each that is larger than all newer ones: or the GPU would have to finish a
- * layer's large tensor before the next layer could be prepared. NULL: no older one is pending. */
+/* The oldest pending block that is too recent to wait for. Too recent are the two newest, as many
+ * as fit into the allowance, and each that is larger than all newer ones: or the GPU would have to
+ * finish a layer's large tensor before the next layer could be prepared. NULL: none is older. */
 static const block_t *oldest_recent(const request_t *q, size_t allowance)
 {
   size_t newer = 0, found = 0;
@@ -165,8 +165,8 @@ static void wait_unlocked(const request_t *q, void (*wait)(void *), void *argume
 
 typedef struct host_wait {
   const request_t *q;
-  record_t *record; /* or a way to drain the device */
-  unsigned how;
+  record_t *record; /* of wait() */
+  unsigned how;     /* of drain() */
   esper_status status;
 } host_wait_t;
 
