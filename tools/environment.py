@@ -6,17 +6,22 @@
 The active Python serves when it has a torch for CUDA that is new enough: as it
 is when nothing else is missing (then no network is needed), else through a
 virtual environment that sees its packages and adds the missing ones. Without
-such a torch the environment gets one of its own. Nothing is ever installed
-into the active Python. The extensions are built in place, and again whenever
-the Python or the torch is another one.
+such a torch the environment gets one of its own, and in CI (CI=true) it always
+does: the versions below are then the ones that are tested. Nothing is ever
+installed into the active Python. The extensions are built in place, and again
+whenever the Python or the torch is another one. Two that run at once take turns.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -139,7 +144,8 @@ def make_environment(folders: list[str], place: Path = ENVIRONMENT) -> str:
 def install(python: str, what: list[str], instead: str) -> None:
     """`instead` says in what case there would have been nothing to install."""
     say("installing " + ", ".join(what))
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what]
+    options = ["--quiet", "--disable-pip-version-check", "--require-virtualenv"]
+    command = [python, "-m", "pip", *options, "install", *what]
     done = subprocess.run(command, stdout=sys.stderr, cwd="/")
     if done.returncode != 0:
         fail(
@@ -151,7 +157,7 @@ def install(python: str, what: list[str], instead: str) -> None:
 def choose_python() -> str:
     """The Python to use, with all that is needed installed."""
     active = probe(sys.executable)
-    if torch_serves(active):
+    if torch_serves(active) and not os.environ.get("CI"):
         missing = missing_from(active)
         if not missing:
             say(f"using {sys.executable} with torch {active['torch']}")
@@ -159,12 +165,15 @@ def choose_python() -> str:
         python = make_environment(active["folders"])
         missing = missing_from(probe(python))
     else:
-        reason = (
-            f"torch {active['torch']} (CUDA {active['cuda']}) is there, but not one for CUDA "
-            f"from {'.'.join(map(str, OLDEST_TORCH))} on"
-            if active["torch"]
-            else "no torch is there"
-        )
+        if torch_serves(active):
+            reason = "CI is set"
+        elif active["torch"]:
+            reason = (
+                f"torch {active['torch']} (CUDA {active['cuda']}) is there, but not one for CUDA "
+                f"from {'.'.join(map(str, OLDEST_TORCH))} on"
+            )
+        else:
+            reason = "no torch is there"
         say(f"{sys.executable}: {reason}; using an environment with its own {TORCH}")
         python = make_environment([])
         found = probe(python)
@@ -225,13 +234,28 @@ def build(python: str) -> None:
     STAMP.write_text(json.dumps(wanted), encoding="utf-8")
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Waits for another one that sets up this clone: it may be making the same environment."""
+    lock = ROOT / "build" / "setup.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another one that sets up this folder")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def main() -> None:
-    if sys.argv[1:] == ["docs"]:
-        print(docs_python())
-        return
-    python = choose_python()
-    build(python)
-    print(python)
+    with alone():
+        if sys.argv[1:] == ["docs"]:
+            print(docs_python())
+            return
+        python = choose_python()
+        build(python)
+        print(python)
 
 
 if __name__ == "__main__":
