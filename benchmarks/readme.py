@@ -103,12 +103,12 @@ def few_rows() -> str:
         shown = f"[{label}](benchmarks/results/{topic}.json)"
         lines.append(f"| {shown} | {ours} | {beside} | {theirs} | {ratio(row)} |")
     few = [
-        f"{topic}: {'one run' if max(these) == 1 else f'1-{max(these)} runs'}"
+        f"{topic}: {'one' if max(these) == 1 else f'1-{max(these)}'}"
         for topic, these in sorted(rounds.items())
         if min(these) == 1
     ]
     but = f" ({', '.join(few)})" if few else ""
-    lines += ["", f"Medians{but} on {', '.join(sorted(gpus))}. Sides alternated."]
+    lines += ["", f"Medians of alternating rounds{but} on {', '.join(sorted(gpus))}."]
     return "\n".join(lines)
 
 

@@ -308,9 +308,11 @@ def rows(name: str, rounds: Rounds, options: Options) -> Iterator[Row]:
     automatic uses it never fails, and outputs are those of the program without its side stream."""
     figures = ("step", "ms", "step_ms"), ("peak reserved", "MiB", "peak_reserved_mib")
     cases: dict[str, dict[str, Any]] = {}
-    for case in dict.fromkeys(case for one in rounds for case in one if case != AUDIT):
+    names = list(dict.fromkeys(case for one in rounds for case in one if case != AUDIT))
+    whole = [one for one in rounds if one.keys() >= set(names)] or rounds  # time may end a round
+    for case in names:
         why = [one[case]["why"] for one in rounds if "why" in one.get(case, {})]
-        cases[case] = {unit: medians(rounds, key).get(case) for _, unit, key in figures}
+        cases[case] = {unit: medians(whole, key).get(case) for _, unit, key in figures}
         if why:
             runs = len(column(rounds, case, "failed"))
             cases[case] |= {"why": why[0], "failed": len(why), "of": runs}

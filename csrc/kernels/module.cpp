@@ -1,6 +1,6 @@
-// The module esper_alloc._kernels: the helpers' CUDA kernels and their operators, and the auditor's
-// kernel, built for one minor version of torch. esper_alloc/helpers/kernels.py loads it, and
-// refuses to with another version. README.md lists the files.
+// The module esper_alloc._kernels: the helpers' CUDA kernels and their operators, built for one
+// minor version of torch. esper_alloc/helpers/kernels.py loads it, and refuses to with another
+// version. README.md lists the files.
 #include <torch/csrc/Exceptions.h>
 #include <torch/version.h>
 
