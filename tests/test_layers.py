@@ -267,6 +267,7 @@ def test_every_driver_stands_in_a_folder() -> None:
     assert {f"device/{folder}" for folder in folders} == set(DRIVERS)
 
 
+@pytest.mark.slow
 def test_no_call_goes_up(all_calls: Edges) -> None:
     assert edges_up(all_calls) == []
 
@@ -285,6 +286,7 @@ def test_no_file_is_too_long() -> None:
     assert [one for one, n in lengths.items() if n > (500 if "/core/" in one else 600)] == []
 
 
+@pytest.mark.slow
 def test_no_files_call_each_other_in_a_circle(all_calls: Edges) -> None:
     assert circle(all_calls) == []
 

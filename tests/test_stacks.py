@@ -144,7 +144,9 @@ def test_the_table_has_what_was_measured(
     readme = import_module("readme")
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
     assert stacks.table(readme.find) == ""
-    cut = {stacks.EXPANDABLE: fine(1.0, "a", "c")}  # a round that ended early: nothing to set beside
+    cut = {
+        stacks.EXPANDABLE: fine(1.0, "a", "c")
+    }  # a round that ended early: nothing to set beside
     rows(stacks, [*geometric(stacks), cut, cut], tmp_path / "stacks.json")
     head, line, row, blank, last = stacks.table(readme.find).splitlines()
     assert head.count("|") == line.count("|") == row.count("|") == 10 and blank == ""

@@ -294,6 +294,7 @@ def test_any_history_is_rebuilt_exactly_and_replays_to_the_same_peaks(tmp_path, 
     assert_same_peaks(recording)
 
 
+@pytest.mark.slow
 @of_any_history
 @given(lost=STEPS, kept=STEPS)
 def test_any_wrapped_history_replays_to_the_same_peaks(tmp_path, lost, kept):

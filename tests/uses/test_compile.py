@@ -632,6 +632,7 @@ def test_inductor_trains_through_marks_and_leaves_them_in_the_forward():
     assert "esper_alloc" not in backward.split("def call(")[1]
 
 
+@pytest.mark.slow
 def test_inductors_marks_last_until_the_free():
     """It may still move a read behind one: here it finds that the copy is none."""
 
@@ -993,6 +994,7 @@ for value, count in ((sharded, 1), (TwoTensor(inner, inner), 2)):
 # Teaching PyTorch
 
 
+@pytest.mark.slow
 def test_nothing_of_the_compiler_is_loaded_before_it_is_needed():
     program = """
 import sys, torch, esper_alloc
