@@ -213,7 +213,7 @@ void esper_alloc_free(void *ptr, size_t size, int device, void *stream)
     return;
   if (!atomic_load_explicit(&record_stream_visible, memory_order_relaxed) &&
       esper_free_after_all(core, ptr) != ESPER_OK)
-    return; /* not a live block of this core */
+    return; /* not a live block of this core; or no host memory: it is never reused */
   esper_free(core, ptr);
 }
 

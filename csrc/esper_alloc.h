@@ -147,9 +147,11 @@ typedef struct esper_config {
    * reserved memory would have to pass this share. The allocator then gives no memory back, and
    * waits only as far as it is held back. 0: no request is rejected. */
   double rejection_share;
-  /* Called by malloc, with no lock held, when memory ran out. It frees what it can and returns
-   * nonzero if it freed anything; malloc then tries again. May be NULL. */
-  int (*free_memory)(void *context);
+  /* Called by malloc, with no lock held, before memory grows, and again if it cannot, then with
+   * `short_of_memory`. It frees what it can and returns nonzero if it freed anything; malloc then
+   * tries again. Not called by a malloc in a capture while memory can grow, nor by one of its own.
+   * May be NULL. */
+  int (*free_memory)(void *context, int short_of_memory);
   void *free_memory_context;
   /* Called, with no lock held, when a malloc is about to wait. It calls wait(argument), which
    * waits, and may give up locks of its own meanwhile, such as a language's global lock. NULL:

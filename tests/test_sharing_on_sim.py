@@ -96,6 +96,45 @@ say(kept=kept, names=simulated.names(), reserved=torch.cuda.memory_reserved() //
     assert "this CUDA tensor cannot be opened here" in found["refused"]
 
 
+CLOSED = """
+x = on_device(torch.zeros(48 * MIB, dtype=torch.uint8))
+there = opened(x.untyped_storage()._share_cuda_())
+del x
+there = None
+"""
+
+
+def test_closed_memory_is_collected_before_memory_grows(run: Run) -> None:
+    found = run(f"""
+{CLOSED}
+y = torch.empty(48 * MIB, dtype=torch.uint8, device="cuda")
+say(reserved=torch.cuda.memory_reserved() // MIB)
+""")
+    assert found == {"reserved": 48}
+
+
+def test_closed_memory_makes_room_for_more(run: Run) -> None:
+    found = run(f"""
+total = torch.cuda.mem_get_info()[1]
+torch.cuda.set_per_process_memory_fraction(100 * MIB / total)
+{CLOSED}
+y = torch.empty(90 * MIB, dtype=torch.uint8, device="cuda")
+say(reserved=torch.cuda.memory_reserved() // MIB)
+""")
+    assert found["reserved"] <= 100
+
+
+def test_closed_memory_sleeps(run: Run) -> None:
+    found = run(f"""
+{CLOSED}
+torch.cuda.ipc_collect()
+import esper_alloc
+result = esper_alloc.sleep()
+say(given_back=result.given_back // MIB, stays=len(result.stays))
+""")
+    assert found == {"given_back": 48, "stays": 0}
+
+
 def test_other_handles_are_refused_in_words(run: Run) -> None:
     found = run("""
 x = on_device(torch.arange(6 * MIB, dtype=torch.int32))

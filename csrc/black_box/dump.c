@@ -54,23 +54,27 @@ static int write_part(const char *part, const char *path, const char *why, const
 /* From a signal's handler as well: then, while another thread writes, nothing is. */
 int dump_to(const char *path, const char *why, const char *info, bool urgent)
 {
-  static atomic_bool writing;
+  static _Atomic pid_t writer; /* the process whose thread writes; 0: none */
+  pid_t self = getpid(), by = 0;
   char part[DUMP_PATH + 32];
   size_t length = strlen(path);
   if (length >= DUMP_PATH)
     return ENAMETOOLONG;
   if (is_no_file(path))
     return EEXIST;
-  while (atomic_exchange(&writing, true)) {
+  while (!atomic_compare_exchange_weak(&writer, &by, self)) {
+    if (by != self)
+      continue; /* that thread is the parent's: this process was forked meanwhile */
     if (urgent)
       return EAGAIN;
     sched_yield();
+    by = 0;
   }
   memcpy(part, path, length + 1);
-  put_number(stpcpy(part + length, ".part"), (unsigned long)getpid());
+  put_number(stpcpy(part + length, ".part"), (unsigned long)self);
   unlink(part); /* of a process that died and had this number */
   int error = write_part(part, path, why, info, urgent);
-  atomic_store(&writing, false);
+  atomic_store(&writer, 0);
   return error;
 }
 

@@ -6,11 +6,11 @@
  * J. LeVeque, "Algorithms for computing the sample variance", The American Statistician 37, 1983.)
  *
  * - Numbers of equal weight: K is one of them. The sum of squares about K is at most n + 1 times
- * that about the mean, so the last subtraction loses at most log2(n + 1) of 53 bits. - Weighted
- * numbers are added one at a time, with their mean so far as K (D. H. D. West, "Updating mean and
- * variance estimates: an improved method", Communications of the ACM 22, 1979). - Merged sets: K is
- * that of the heavier set. If that is its mean, each merge on the way to the whole set loses at
- * most one bit. */
+ *   that about the mean, so the last subtraction loses at most log2(n + 1) of 53 bits.
+ * - Weighted numbers are added one at a time, with their mean so far as K (D. H. D. West, "Updating
+ *   mean and variance estimates: an improved method", Communications of the ACM 22, 1979).
+ * - Merged sets: K is that of the heavier set. If that is its mean, each merge on the way to the
+ *   whole set loses at most one bit. */
 #ifndef ESPER_KERNELS_MOMENTS_H
 #define ESPER_KERNELS_MOMENTS_H
 

@@ -341,11 +341,12 @@ bool is_plain(PyObject *object)
 std::atomic<bool> allowed[C10_COMPILE_TIME_MAX_GPUS];
 
 // Whether `x` may go straight to the kernels. Anything unusual takes the slower way, which has the
-// error messages.
+// error messages. So does `x` on a GPU where operators are observed: automatic uses and the auditor
+// have to see it.
 bool may_go_straight(const State &state, const Tensor &x)
 {
   const at::Device device = x.device();
-  if (device.is_cuda() ? !allowed[device.index()] : !device.is_cpu()) {
+  if (device.is_cuda() ? !allowed[device.index()] || at::hasCallbacks() : !device.is_cpu()) {
     return false;
   }
   return state.mean.device() == device && is_supported(x.scalar_type()) &&

@@ -26,8 +26,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"
-#: Programs whose names begin so need a GPU: with CUDA graphs, or with PyTorch's events as marks.
-ON_GPU = ("graphs/", "marked/event")
+#: Programs whose names begin so need a GPU: with CUDA graphs, kernels of ours, or PyTorch's events
+#: as marks.
+ON_GPU = ("graphs/", "freed/normalized", "marked/event")
 
 
 def names(on_gpu: bool) -> list[str]:

@@ -62,6 +62,21 @@ say(said=said, kind=kind, again=kinds(report), early="reached" not in globals() 
     assert found["early"]
 
 
+def test_memory_for_another_stream_is_that_streams(run: Run) -> None:
+    found = run("""
+with esper_alloc.audit() as report:
+    address = torch.cuda.caching_allocator_alloc(4 * N, stream=side)
+    with torch.cuda.stream(side):
+        storage = torch._C._construct_storage_from_data_pointer(
+            address, torch.device("cuda", 0), 4 * N)
+        torch.empty(0, device="cuda").set_(storage).zero_()
+    torch.cuda.synchronize()
+    torch.cuda.caching_allocator_delete(address)
+say(kinds=kinds(report))
+""")
+    assert found == {"kinds": []}
+
+
 def test_raise_does_not_keep_the_audit_from_ending(run: Run) -> None:
     """The last statement is no call, so Python looks for what is pending where __exit__ begins."""
     found = run("""

@@ -256,6 +256,26 @@ esper_alloc.black_box(os.environ["FILE"])
     )
 
 
+def test_functions_in_python_are_told_apart(library: Path, tmp_path: Path) -> None:
+    code = """
+def function(name):
+    forward = staticmethod(lambda context, x: (x.view_as(x), x.clone()))
+    backward = staticmethod(lambda context, gradient, zeros: gradient)
+    return type(name, (torch.autograd.Function,), {"forward": forward, "backward": backward})
+
+
+x = inner(10).requires_grad_()
+for name in ("First", "Second"):
+    function(name).apply(x)[0].backward(inner(10))  # zeros stand for the other gradient
+esper_alloc.black_box(os.environ["FILE"])
+"""
+    file = tmp_path / "functions.box"
+    run(library, code, FILE=str(file))
+    found = load_black_box(file)
+    lines = {found.sites[number] for number in found.site_numbers}
+    assert {("autograd (FirstBackward)",), ("autograd (SecondBackward)",)} <= lines
+
+
 def test_a_folder_for_temporary_files_is_not_needed(library: Path, tmp_path: Path) -> None:
     code = """
 kept = outer(1000)

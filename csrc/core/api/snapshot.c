@@ -1,4 +1,4 @@
-/* snapshot.c: takes a consistent picture of a device, and copies its trace. What PyTorch's snapshot
+/* snapshot.c: takes a consistent picture of a device. What PyTorch's snapshot
  * shows of it is in torch/reporting/snapshot.cpp; docs/uses.md explains that. */
 #include <stdlib.h>
 

@@ -18,12 +18,17 @@ enum {
   RECENT = 2 /* blocks */
 };
 
-bool call_free_memory(const request_t *q)
+bool call_free_memory(const request_t *q, bool short_of_memory)
 {
+  static _Thread_local bool called;
   const esper_config *given = &q->config->as_given;
+  if (!given->free_memory || called)
+    return false;
+  called = true;
   embedder_callbacks++;
-  bool freed = given->free_memory && given->free_memory(given->free_memory_context);
+  bool freed = given->free_memory(given->free_memory_context, short_of_memory);
   embedder_callbacks--;
+  called = false;
   return freed;
 }
 

@@ -35,6 +35,6 @@ size_t allowance_given(core_t *core);
 size_t allowance_of(const heap_t *heap);
 
 /* Lets the embedder's callbacks free memory. False: they freed none. */
-bool call_free_memory(const request_t *q);
+bool call_free_memory(const request_t *q, bool short_of_memory);
 
 #endif

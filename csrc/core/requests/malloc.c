@@ -12,9 +12,9 @@
  *      borrowed many small blocks, step 5 is tried first
  *   4. hold_back: if the heap's awaited bytes and the request exceed the allowance, the host waits
  *      for the oldest work that these bytes wait for; then steps 2 to 4 again
- *   5. take_grown: new memory. If the driver fails, or PyTorch's limit for requests rejects this
+ *   5. take_grown: new memory, if registered callbacks free none (call_free_memory). If the driver fails, or PyTorch's limit for requests rejects this
  *      one (segment.h), malloc gives up, but not within step 8 or before step 3
- *   6. call_free_memory: registered callbacks free memory; then steps 2 to 5 again
+ *   6. call_free_memory: the callbacks again, now short of memory; then steps 2 to 5 again
  *   7. find_in_pools_on_oom: for the default pool, memory of pools with use_on_oom
  *   8. wait_and_release: the host waits for one event after another, then drains the device, and
  *      tries steps 2, 3 and 7 again. Then cached memory goes back to the driver, and new memory is
@@ -255,6 +255,8 @@ static block_t *steps_2_to_5(const request_t *q, esper_status *status)
     return block;
   if ((block = borrow(q)) || (block = wait_and_find(q, hold_back)))
     return block;
+  if (call_free_memory(q, false) && (block = steps_2_and_3(q)))
+    return block;
   return take_grown(q, ANY_PAGES, status);
 }
 
@@ -262,7 +264,7 @@ static block_t *steps_2_to_5(const request_t *q, esper_status *status)
 static block_t *steps_2_to_8(const request_t *q, esper_status *status)
 {
   block_t *block = steps_2_to_5(q, status);
-  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(q))
+  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(q, true))
     block = steps_2_to_5(q, status);
   if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;

@@ -17,7 +17,7 @@ static block_t *raise_fence(request_t *q, size_t most, esper_status *status)
 block_t *malloc_take_fenced(request_t *q, esper_status *status)
 {
   block_t *block = raise_fence(q, PASSED_OVER, status);
-  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(q))
+  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(q, true))
     block = raise_fence(q, SIZE_MAX, status);
   if (*status != ESPER_OUT_OF_MEMORY)
     return block;

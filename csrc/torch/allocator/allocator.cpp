@@ -227,9 +227,9 @@ void Allocator::emptyCache(c10::MempoolId_t pool)
   if (made == nullptr) {
     return; // the core is the parent's
   }
-  forget_unshared();
   const CallContext call(RecordContext::ALL);
   const WithoutGil no_gil; // it waits for the device
+  forget_unshared();
   for (int device = 0; device < capi().device_count(made); ++device) {
     const esper_status status = every_pool
                                     ? capi().empty_cache(made, device, nullptr)

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "../automatic/automatic.h"
+#include "../base/core_api.h"
 #include "../debugging/fence.h"
 #include "../uses/mark_watch.h"
 #include "audit_operators.h"
@@ -17,12 +18,25 @@ namespace
 
 using c10::cuda::CUDAStream;
 
+// The stream that the memory was allocated on. PyTorch's own allocator does not tell: there it is
+// taken to be the current one.
+audit_stream home_of(uintptr_t address)
+{
+  esper_core *made = core_if_made();
+  esper_block_info block{};
+  if (made != nullptr &&
+      capi().find_block(made, reinterpret_cast<const void *>(address), &block) == ESPER_OK) {
+    return {block.device, reinterpret_cast<uint64_t>(block.stream)};
+  }
+  return name_of(c10::cuda::getCurrentCUDAStream());
+}
+
 void memory_allocated(uintptr_t address)
 {
   if (!running.load(std::memory_order_relaxed)) {
     return;
   }
-  const audit_stream stream = name_of(c10::cuda::getCurrentCUDAStream());
+  const audit_stream stream = home_of(address);
   const uint32_t site = site_now();
   const Operation *operation = operation_now();
   const bool is_gradient = torch::autograd::get_current_node() != nullptr;

@@ -54,7 +54,8 @@ bool touches_nothing(std::string_view name, const c10::OperatorName &operator_na
       names.find(" " + std::string(name.substr(6)) + " ") != std::string_view::npos) {
     return true;
   }
-  if (begins_with(name, "aten::new_") || begins_with(name, "esper_alloc::") ||
+  if (name == "esper_alloc::record_use" || name == "esper_alloc::order" ||
+      name == "esper_alloc::in_memory" || begins_with(name, "aten::new_") ||
       (begins_with(name, "aten::") && ends_with(name, "_like"))) {
     return true;
   }

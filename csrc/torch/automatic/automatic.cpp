@@ -51,7 +51,7 @@ class Uses
         const esper_stream stream = to_esper(c10::cuda::getCurrentCUDAStream(device_));
         check(capi().note_use(made, addresses_, count_, stream), "noting a use");
       }
-    } catch (...) { // no host memory; the others are noted
+    } catch (...) { // it sleeps, or there is no host memory; the others are noted
       failure_ = std::current_exception();
     }
     count_ = 0;
@@ -84,6 +84,17 @@ public:
       std::rethrow_exception(failure_);
     }
   }
+
+  // For a callback: PyTorch would log what it throws, with a stack, and run the operator.
+  void finish_with_a_warning()
+  {
+    try {
+      finish();
+    } catch (const c10::Error &error) {
+      TORCH_WARN_ONCE("esper_alloc: an operator's use of memory was not noted: ",
+                      error.what_without_backtrace());
+    }
+  }
 };
 
 std::unique_ptr<at::ObserverContext> note_inputs(const at::RecordFunction &operation)
@@ -92,7 +103,7 @@ std::unique_ptr<at::ObserverContext> note_inputs(const at::RecordFunction &opera
   for (const c10::IValue &input : operation.inputs()) {
     uses.add(input);
   }
-  uses.finish();
+  uses.finish_with_a_warning();
   return nullptr;
 }
 

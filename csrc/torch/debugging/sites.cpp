@@ -6,9 +6,11 @@
 #include <frameobject.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_function.h>
 
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -206,17 +208,34 @@ uint32_t now()
   return site != 0 ? site : of_backward();
 }
 
+// Whether it is of an autograd.Function in Python; all of these have one type. PyTorch does not
+// export it.
+static bool is_of_python(const torch::autograd::Node &node)
+{
+  return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
+}
+
+// The caller is C.
 int current_node(uint64_t *hash, char *name, size_t size)
 {
-  const auto node = torch::autograd::get_current_node();
-  if (node == nullptr) {
-    return 0;
+  try {
+    const auto node = torch::autograd::get_current_node();
+    if (node == nullptr) {
+      return 0;
+    }
+    const torch::autograd::Node &it = *node;
+    *hash = typeid(it).hash_code();
+    if (is_of_python(it)) {
+      const auto &its = static_cast<const torch::autograd::PyNode &>(it);
+      *hash ^= reinterpret_cast<uintptr_t>(Py_TYPE(its.obj));
+    }
+    if (name != nullptr) {
+      std::snprintf(name, size, "autograd (%s)", it.name().c_str());
+    }
+    return 1;
+  } catch (const std::exception &) {
+    return 0; // no host memory, or Python raised
   }
-  *hash = typeid(*node).hash_code();
-  if (name != nullptr) {
-    std::snprintf(name, size, "autograd (%s)", node->name().c_str());
-  }
-  return 1;
 }
 
 void note_forward(int64_t sequence_number, uint32_t site)

@@ -151,6 +151,9 @@ Opened open_handle(esper_core *core, const std::string &handle)
 // Called by destructors. At the process's end CUDA may be gone.
 void close_handle(const std::string &handle) noexcept
 {
+  if (core_if_made() == nullptr) {
+    return; // it is the parent's, in a forked child, and another thread may have held the lock
+  }
   try {
     const WithoutGil no_gil; // a thread that opens one holds the lock and may wait for a device
     std::unique_lock<std::mutex> lock(taken().mutex);
@@ -162,9 +165,7 @@ void close_handle(const std::string &handle) noexcept
     taken().handles.erase(found);
     if (opened.pages) {
       lock.unlock(); // closing may wait for the device; the pages can be opened again meanwhile
-      if (esper_core *made = core_if_made()) {
-        (void)capi().close_shared(made, opened.base);
-      }
+      (void)capi().close_shared(core_if_made(), opened.base);
       return;
     }
     c10::cuda::CUDAGuard guard(opened.device);

@@ -9,6 +9,7 @@
 
 #include "../base/gil.h"
 #include "../base/python_objects.h"
+#include "../ipc/sharing.h"
 #include "../start/the_core.h"
 #include "workspaces.h"
 
@@ -105,6 +106,7 @@ PyObject *put_to_sleep(PyObject * /*module*/, PyObject *const *arguments, Py_ssi
   esper_status status = ESPER_OK;
   {
     const WithoutGil no_gil;
+    forget_unshared(); // else that memory stays
     status = capi().sleep(the_core, device, tags.names(), tags.count(), keep, &result);
     if (status == ESPER_OK) { // else last_error() would be lost
       update_workspaces();
@@ -123,6 +125,20 @@ PyObject *put_to_sleep(PyObject * /*module*/, PyObject *const *arguments, Py_ssi
   END_HANDLE_TH_ERRORS
 }
 
+// After an error as well, for the devices that woke before it. By then the exception has
+// last_error(), which this may replace.
+struct UpdateWorkspacesAtTheEnd {
+  ~UpdateWorkspacesAtTheEnd()
+  {
+    try {
+      const WithoutGil no_gil;
+      update_workspaces();
+    } catch (const std::exception &) {
+      // They rest until the next wake.
+    }
+  }
+};
+
 PyObject *wake_up(PyObject * /*module*/, PyObject *const *arguments, Py_ssize_t count)
 {
   HANDLE_TH_ERRORS
@@ -131,13 +147,12 @@ PyObject *wake_up(PyObject * /*module*/, PyObject *const *arguments, Py_ssize_t 
   const int device = device_of(arguments[1]);
   esper_core *the_core = core();
   size_t woken = 0;
+  const UpdateWorkspacesAtTheEnd at_the_end;
   esper_status status = ESPER_OK;
   {
     const WithoutGil no_gil;
+    forget_unshared(); // which makes room
     status = capi().wake(the_core, device, tags.names(), tags.count(), &woken);
-    if (status == ESPER_OK) {
-      update_workspaces();
-    }
   }
   TORCH_CHECK_VALUE(status != ESPER_INVALID, capi().last_error());
   TORCH_CHECK_WITH(OutOfMemoryError, status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED,

@@ -315,8 +315,14 @@ void CallContext::gather(RecordContext level)
   if (gather_frames == nullptr || !python_is_there()) {
     return;
   }
-  outer_ = std::make_unique<Context>();
-  *outer_ = std::exchange(thread().context, gather_frames());
+  Context gathered;
+  try {
+    gathered = gather_frames();
+    outer_ = std::make_unique<Context>();
+  } catch (const std::exception &) {
+    return; // the action has no frames; it goes on, as a free must
+  }
+  *outer_ = std::exchange(thread().context, std::move(gathered));
 }
 
 void CallContext::leave()

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <mutex>
@@ -58,9 +59,9 @@ void warn(void * /*context*/, const char *text)
   }
 }
 
-// Runs every callback in PyTorch's FreeCudaMemoryCallbacksRegistry. Nonzero: one of them freed
-// something. The core calls it with no lock held.
-int free_registered_memory(void * /*context*/)
+// Runs every callback in PyTorch's FreeCudaMemoryCallbacksRegistry, and if memory is short ends
+// sharing that nobody uses. Nonzero: something was freed. The core calls it with no lock held.
+int free_registered_memory(void * /*context*/, int short_of_memory)
 {
   bool freed = false;
   auto *registry = c10::FreeCudaMemoryCallbacksRegistry();
@@ -70,10 +71,14 @@ int free_registered_memory(void * /*context*/)
     try {
       freed |= registry->Create(name)->Execute();
     } catch (const std::exception &error) {
-      TORCH_WARN("esper_alloc: the free-memory callback ", name, " failed: ", error.what());
+      warn(nullptr, ("the free-memory callback " + name + " failed: " + error.what()).c_str());
+    } catch (...) {
+      warn(nullptr, ("the free-memory callback " + name + " failed").c_str());
     }
   }
-  return freed || forget_unshared() ? 1 : 0;
+  // What a callback freed may have been shared, so this comes afterwards.
+  const bool unshared = short_of_memory != 0 && forget_unshared();
+  return freed || unshared ? 1 : 0;
 }
 
 // How malloc waits on the host. The caller may be any thread, with the GIL or without.
@@ -194,12 +199,20 @@ static void follow_settings()
   // CUDA's own options, and then passes the result on.
   auto &hook = CommonConfig::getConfigParserHook();
   hook = [before = std::move(hook)](const std::string &settings) {
-    if (before) {
-      before(is_current() ? without_native_backend(settings) : settings);
+    std::exception_ptr refused; // what PyTorch has read before that holds
+    try {
+      if (before) {
+        before(is_current() ? without_native_backend(settings) : settings);
+      }
+    } catch (...) {
+      refused = std::current_exception();
     }
     look_for_given(settings);
     if (esper_core *made = core_if_made()) {
       apply_options(made);
+    }
+    if (refused) {
+      std::rethrow_exception(refused);
     }
   };
 }

@@ -20,8 +20,8 @@ inline esper_core *core()
   return C10_LIKELY(made != nullptr) ? made : detail::make_core();
 }
 
-// For destructors and ends of captures, which must not throw. Null in a child that was forked after
-// the core was made: what is to be freed there belongs to the parent.
+// For destructors and ends of captures. Null in a child that was forked after the core was made:
+// what is to be freed there belongs to the parent. Throws as core() does.
 inline esper_core *core_unless_forked()
 {
   return C10_LIKELY(!detail::forked.load(std::memory_order_relaxed)) ? core() : nullptr;

@@ -42,6 +42,7 @@ class Worker:
         self._order: torch.Tensor | None = None
         self._uploaded: torch.cuda.Event | None = None
         self._met: set[int] = set()  # the streams that this epoch's order and columns expect
+        self._homes: set[int] = set()  # the streams on which memory of batches was allocated
         if self.device.type == "cuda":
             # Other threads and streams will read what was copied just now.
             torch.cuda.synchronize(self.device)
@@ -75,6 +76,10 @@ class Worker:
             if handle not in self._met:
                 self._met.add(handle)
                 self._meet(torch.cuda.current_stream(self.device))
+            if into is None:
+                self._homes.add(handle)
+            elif self._homes != {handle}:
+                self._mark(into)
         return self._gather.gather(batch * self._step, here, into)
 
     def sizes_here(self, sizes: Sequence[int] | None) -> list[int]:
@@ -102,6 +107,13 @@ class Worker:
         if self._order is not None and self._uploaded is not None:
             stream.wait_event(self._uploaded)
             self._order.record_stream(stream)
+
+    def _mark(self, slot: list[Rows]) -> None:
+        """Protects a ring's memory, which the current stream writes and another one allocated."""
+        stream = torch.cuda.current_stream(self.device)
+        for rows in slot:
+            for x in rows:
+                x.record_stream(stream)
 
     def wait_for(self, events: Mapping[Any, torch.cuda.Event]) -> None:
         """Makes what is gathered next come after `events`."""

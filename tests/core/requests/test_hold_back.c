@@ -185,9 +185,9 @@ SCENE_WITH(nobody_waits_inside_a_capture, begin_holding())
   sim_raise_flag_now(w.s, 0);
 }
 
-static int allocate(void *context)
+static int allocate(void *context, int short_of_memory)
 {
-  (void)context;
+  (void)context, (void)short_of_memory;
   void *p = world_malloc(&w, 12 * MIB, t);
   world_free(&w, p);
   for (int i = 0; i < 8; i++) {

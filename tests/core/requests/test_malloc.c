@@ -33,17 +33,27 @@ SCENE_WITH(cached_segments_go_back_when_memory_is_short, begin_with(40 * MIB, ES
   CHECK(stats.num_device_free > 0);
 }
 
-static int freed;
+static int freed, only_if_short;
 static void *victim;
 
-static int free_victim(void *context)
+static int free_victim(void *context, int short_of_memory)
 {
-  if (!victim)
+  if (!victim || short_of_memory < only_if_short)
     return 0;
   CHECK(context == &w);
   world_free(&w, victim); /* no lock of the core's is held */
   victim = NULL;
   return ++freed;
+}
+
+SCENE_WITH(the_embedders_callback_is_asked_before_memory_grows,
+           begin_with(64 * MIB, ESPER_ALLOWANCE_OFF))
+{
+  esper_config config = {.free_memory = free_victim, .free_memory_context = &w};
+  CHECK_OK(esper_configure(w.core, &config));
+  only_if_short = 0;
+  void *p = victim = block(12 * MIB, r);
+  CHECK(world_malloc(&w, 12 * MIB, r) == p);
 }
 
 SCENE_WITH(the_embedders_callback_is_asked_before_giving_up,
@@ -52,6 +62,7 @@ SCENE_WITH(the_embedders_callback_is_asked_before_giving_up,
   esper_config config = {.free_memory = free_victim, .free_memory_context = &w};
   CHECK_OK(esper_configure(w.core, &config));
   freed = 0;
+  only_if_short = 1;
   victim = block(12 * MIB, r);
   CHECK(world_malloc(&w, 12 * MIB, r));
   CHECK_EQ(freed, 1);

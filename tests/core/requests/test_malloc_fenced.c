@@ -19,9 +19,10 @@ SCENE_WITH(what_was_cached_makes_room, begin_with(24, NULL))
 
 static void *victim;
 
-static int free_victim(void *context)
+static int free_victim(void *context, int short_of_memory)
 {
   void *p = victim;
+  CHECK(short_of_memory);
   victim = NULL;
   if (!p)
     return 0;

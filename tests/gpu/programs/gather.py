@@ -141,6 +141,22 @@ def allocated_bytes_stay() -> None:
 
 
 @check
+def a_ring_that_another_stream_fills_is_not_reused_early() -> None:
+    (stream,) = other_streams(1)
+    (batches,) = iterators(images(), torch.arange(500), devices=("cuda",), reuse=1)
+    epoch = iter(batches)
+    next(epoch).done()
+    sleep(stream, 300)
+    with torch.cuda.stream(stream):
+        batch = next(epoch)
+    x, _ = batch[0]
+    address, shape, dtype = x.data_ptr(), x.shape, x.dtype
+    del batch, epoch, batches, x, _
+    assert torch.empty(shape, dtype=dtype, device="cuda").data_ptr() != address
+    assert not stream.query(), "the GPU was done first"
+
+
+@check
 def streams_of_16_environments() -> None:
     """Each environment reads on its own stream, late; batches are dropped at once."""
     inputs, targets = images(4000, 32), torch.arange(4000)
