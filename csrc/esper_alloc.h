@@ -149,8 +149,8 @@ typedef struct esper_config {
   double rejection_share;
   /* Called by malloc, with no lock held, before memory grows, and again if it cannot, then with
    * `short_of_memory`. It frees what it can and returns nonzero if it freed anything; malloc then
-   * tries again. Not called by a malloc in a capture while memory can grow, nor by one of its own.
-   * May be NULL. */
+   * tries again. Before growth it is not called in a capture, for memory with a fence, or where a
+   * stream has borrowed too often; and never for a malloc of its own. May be NULL. */
   int (*free_memory)(void *context, int short_of_memory);
   void *free_memory_context;
   /* Called, with no lock held, when a malloc is about to wait. It calls wait(argument), which

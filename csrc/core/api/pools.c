@@ -234,7 +234,10 @@ esper_status esper_capture_end(esper_core *core, int index)
   bool known = device->captures_announced > 0;
   device->captures_announced -= known;
   atomic_fetch_sub(&core->captures_likely, known);
+  bool last = !device->captures_announced && !device->routes;
   unlock(&device->lock);
+  if (last)
+    stream_forget_captures(device);
   return known
              ? ESPER_OK
              : error_set(ESPER_INVALID,

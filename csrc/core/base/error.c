@@ -18,7 +18,9 @@ esper_status error_set(esper_status status, const char *format, ...)
 
 esper_status error_from_driver(const core_t *core, esper_status status)
 {
-  return error_set(status, "%s", core->driver->last_error(core->driver->self));
+  return error_set(status, "%s",
+                   status == ESPER_SHUT_DOWN ? "CUDA has shut down, because the process ends"
+                                             : core->driver->last_error(core->driver->self));
 }
 
 const char *esper_last_error(void)

@@ -15,7 +15,8 @@ block_t *find_lock_live(core_t *core, const void *ptr)
   if (!block)
     for (block = segment->first; block && block->address + block->size <= address;)
       block = block->next;
-  if (block && block_state_of(block) == BLOCK_LIVE)
+  /* The segment may have been another one before the lock was held. */
+  if (block && block_state_of(block) == BLOCK_LIVE && address - block->address < block->size)
     return block;
   unlock(&device->lock);
   return NULL;

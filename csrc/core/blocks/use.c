@@ -198,9 +198,9 @@ record_t *block_awaits(const block_t *block, const stream_t *reader)
 {
   record_t *first = NULL;
   for (const use_t *use = block->withheld ? NULL : block->uses; use; use = use->next) {
-    if (!use->record || use->stream->all_streams || use_is_satisfied(use, reader))
+    if (use_is_loan(use) || use_is_satisfied(use, reader))
       continue;
-    if (!stream_may_be_awaited(use->stream))
+    if (!use->record || use->stream->all_streams || !stream_may_be_awaited(use->stream))
       return NULL; /* to wait for the others would not free it */
     if (!first)
       first = use->record;

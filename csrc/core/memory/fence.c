@@ -66,20 +66,6 @@ static uintptr_t come_round(device_t *device, size_t extent)
   return take_addresses(device, extent);
 }
 
-static void add_range(device_t *device, uintptr_t address, size_t size)
-{
-  fences_t *f = &device->fences;
-  lock(&device->lock);
-  bool fits = f->count < FENCE_RANGES;
-  if (fits) {
-    f->range[f->count].address = address;
-    f->range[f->count++].size = size;
-  }
-  unlock(&device->lock);
-  if (!fits) /* other threads were faster */
-    driver_range_free(device, address, size);
-}
-
 static esper_status place(device_t *device, size_t extent, uintptr_t *address)
 {
   size_t usual = round_to_granule(device, RANGE_SHARE * device->total);
@@ -97,8 +83,12 @@ static esper_status place(device_t *device, size_t extent, uintptr_t *address)
     uintptr_t range;
     size_t size = extent > usual ? extent : usual;
     status = call_range_reserve(device->core, device->index, size, &range);
-    if (status == ESPER_OK)
-      add_range(device, range, size);
+    if (status != ESPER_OK)
+      continue;
+    lock(&device->lock);
+    device->fences.range[device->fences.count].address = range;
+    device->fences.range[device->fences.count++].size = size;
+    unlock(&device->lock);
   }
 }
 

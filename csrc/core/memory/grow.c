@@ -145,9 +145,10 @@ static esper_status cut_piece(growth_t *g)
   g->created = created;
   g->new_page_size = page_size;
   g->piece = hole_cut(w->hole, begin, begin + size);
-  if (g->piece)
-    return ESPER_OK;
-  return error_set(ESPER_HOST_MEMORY, "no host memory for a block");
+  if (!g->piece)
+    return error_set(ESPER_HOST_MEMORY, "no host memory for a block");
+  g->device->reserving += created;
+  return ESPER_OK;
 }
 
 /* May merge these blocks, so they are not valid afterwards. */
@@ -283,6 +284,7 @@ static void note_refusal(growth_t *g, esper_status status)
 static block_t *keep_books(growth_t *g, esper_status status)
 {
   cache_close(g->heap);
+  g->device->reserving -= g->created;
   note_refusal(g, status);
   stitch_finish(&g->stitch, status == ESPER_OK);
   if (status == ESPER_OK) {

@@ -4,8 +4,9 @@
 
 #include "stream.h"
 
-/* The id of the stream's capture; 0: none. The legacy stream cannot be captured, so the driver is
- * asked about it only if `recording`: that can disturb the capture of another stream. */
+/* The id of the stream's capture; 0: none; or CAPTURE_UNKNOWN or ESPER_CAPTURE_INVALID. The legacy
+ * stream cannot be captured, so the driver is asked about it only if `recording`: that can disturb
+ * the capture of another stream. */
 uint64_t stream_capture_of(presented_t presented, bool recording);
 
 /* Whether any immortal stream of the device is captured. Others cannot be asked. */

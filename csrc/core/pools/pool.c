@@ -152,7 +152,9 @@ pool_t *pool_next_on_oom(device_t *device, pool_t *pool)
 {
   lock(&device->lock);
   pool_t *next = pool ? pool->next : device->pools;
-  while (next && (!next->use_on_oom || (pool_has_graphs(next) && RULE(GRAPHS_KEEP_MEMORY))))
+  /* An open pool may have been quiesced for a capture. */
+  while (next && (!next->use_on_oom || next->open || !pool_has_memory(next) ||
+                  (pool_has_graphs(next) && RULE(GRAPHS_KEEP_MEMORY))))
     next = next->next;
   if (next)
     pool_enter(next);

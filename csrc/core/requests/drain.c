@@ -77,9 +77,13 @@ static esper_status wait_for_streams(device_t *device, unsigned how, bool *left,
       *left = true;
       continue;
     }
+    if (all != ESPER_OK) { /* the time is over */
+      record_drop(record);
+      continue;
+    }
     status = wait_for_record(record, how);
     if (status == ESPER_NOT_READY)
-      all = status; /* the others may complete */
+      all = status;
     else if (status != ESPER_OK)
       return status;
   }
@@ -183,7 +187,7 @@ esper_status drain_device(device_t *device, unsigned how)
   for (int d = 0; d < core->device_count; d++) {
     device_t *other = &core->devices[d];
     if (other != device && atomic_load(&other->ready) && waits_for(device, other))
-      drain_alone(other, how); /* if that is in vain, there is no memory: better than no end */
+      drain_alone(other, how | DRAIN_LIMITED); /* better no memory than no end */
   }
   pools_retire(device);
   return status;

@@ -1,5 +1,5 @@
-/* free.h: freeing a block. It waits for nothing, and fails only for an address that is no live
- * block. */
+/* free.h: freeing a block. It waits for nothing but the pages of a fence, and fails only for an
+ * address that is no live block. */
 #ifndef ESPER_FREE_H
 #define ESPER_FREE_H
 

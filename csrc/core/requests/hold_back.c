@@ -61,17 +61,17 @@ static record_t *awaited(const request_t *q, const block_t *block)
 static const block_t *oldest_recent(const request_t *q, size_t allowance)
 {
   size_t newer = 0, found = 0;
-  bool any_older = false;
+  bool older = false; /* the last one looked at, which is the oldest */
   const block_t *recent = NULL;
   for (const block_t *b = q->heap->newest_pending; b; b = b->older)
     if (awaited(q, b)) {
-      any_older = found >= RECENT && newer >= b->size && q->size + newer + b->size > allowance;
-      if (!any_older)
+      older = found >= RECENT && newer >= b->size && q->size + newer + b->size > allowance;
+      if (!older)
         recent = b;
       newer += b->size;
       found++;
     }
-  return any_older ? recent : NULL;
+  return older ? recent : NULL;
 }
 
 /* The oldest work that pending memory waits for, with a reference. `mindful`: NULL if what is

@@ -19,13 +19,10 @@ static inline void stat_sub(esper_stat *stat, size_t amount)
   stat->freed += (int64_t)amount;
 }
 
-/* Raises the peak to the current value. False: it was high enough. */
-static inline bool stat_raise_peak(esper_stat *stat)
+static inline void stat_raise_peak(esper_stat *stat)
 {
-  bool above = stat->current > stat->peak;
-  if (above)
+  if (stat->current > stat->peak)
     stat->peak = stat->current;
-  return above;
 }
 
 void stat_reset_peak(esper_stat *stat);

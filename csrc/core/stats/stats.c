@@ -16,17 +16,15 @@ static void change(esper_stat stat[ESPER_CLASSES], int class, size_t amount, cha
   by(&stat[class], amount);
 }
 
-bool stats_raise_peaks(esper_stats *s)
+void stats_raise_peaks(esper_stats *s)
 {
-  bool raised = false;
   for (int class = 0; class < ESPER_CLASSES; class++) {
-    raised |= stat_raise_peak(&s->allocation[class]);
-    raised |= stat_raise_peak(&s->allocated_bytes[class]);
-    raised |= stat_raise_peak(&s->active[class]);
-    raised |= stat_raise_peak(&s->active_bytes[class]);
-    raised |= stat_raise_peak(&s->requested_bytes[class]);
+    stat_raise_peak(&s->allocation[class]);
+    stat_raise_peak(&s->allocated_bytes[class]);
+    stat_raise_peak(&s->active[class]);
+    stat_raise_peak(&s->active_bytes[class]);
+    stat_raise_peak(&s->requested_bytes[class]);
   }
-  return raised;
 }
 
 void stats_split_added(esper_stats *s, bool large, size_t size)

@@ -5,8 +5,8 @@
 
 #include "../base/types.h"
 
-/* Raises the peaks of the figures of blocks, after all shards were read. False: none rose. */
-bool stats_raise_peaks(esper_stats *stats);
+/* Raises the peaks of the figures of blocks, after all shards were read. */
+void stats_raise_peaks(esper_stats *stats);
 
 /* A free block that is a part of its segment enters or leaves its bin. */
 void stats_split_added(esper_stats *stats, bool large, size_t size);

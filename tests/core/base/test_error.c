@@ -45,3 +45,11 @@ TEST(every_status_has_a_name)
   CHECK(!strcmp(esper_status_name(ESPER_SHUT_DOWN), "ESPER_SHUT_DOWN"));
   CHECK(!strcmp(esper_status_name((esper_status)99), "unknown esper_status"));
 }
+
+TEST(after_a_shutdown_every_thread_is_told_why)
+{
+  begin_of(64);
+  sim_fail_calls_from(w.s, SIM_CALL_stream_capture, 1, ESPER_SHUT_DOWN);
+  CHECK_STATUS(try_malloc(3 * MIB, r), ESPER_SHUT_DOWN);
+  CHECK(strstr(esper_last_error(), "CUDA has shut down"));
+}

@@ -33,3 +33,35 @@ SCENE_WITH(the_lock_is_that_of_the_blocks_device,
   CHECK(is_locked(1) && !is_locked(0));
   unlock(&w.core->devices[1].lock);
 }
+
+static void *looked_up;
+
+static void give_back_and_take(void)
+{
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  looked_up = world_malloc(&w, 12 * MIB, r);
+}
+
+static void (*before_locking)(void);
+static void lock_late(mutex_t *mutex)
+{
+  before_locking();
+  lock(mutex);
+}
+#define find_lock_live find_lock_live_late
+#define lock(mutex) lock_late(mutex)
+#include "../../../csrc/core/blocks/find.c"
+#undef lock
+#undef find_lock_live
+
+/* The segment of a free block goes back, and another one takes its place, before the lock is held. */
+SCENE(a_block_elsewhere_is_none)
+{
+  before_locking = give_back_and_take;
+  char *gone = world_malloc(&w, 60 * MIB, r);
+  world_free(&w, gone);
+  const block_t *block = find_lock_live_late(w.core, gone + 20 * MIB);
+  CHECK(!block || (void *)block->address != looked_up);
+  if (block)
+    unlock(&block->segment->device->lock);
+}

@@ -210,3 +210,58 @@ SCENE_WITH(a_capture_of_a_stream_that_is_gone_is_forgotten_when_a_pool_ends, beg
   world_malloc(&w, 9 * MIB, w.stream[2]);
   CHECK_EQ(world_stats(&w, 0).segment[ESPER_ALL].current, 3);
 }
+
+/* The same, and the capture was announced. */
+SCENE_WITH(a_capture_of_a_stream_that_is_gone_is_forgotten_at_its_end, begin_of(1024))
+{
+  esper_stream mortal = world_mortal(&w, 0);
+  CHECK_OK(esper_capture_begin(w.core, 0));
+  sim_capture_begin(w.s, 0, mortal.handle);
+  world_malloc(&w, 5 * MIB, mortal);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, mortal.handle));
+  CHECK_OK(esper_capture_end(w.core, 0));
+  world_destroy_stream(&w, mortal);
+  for (int i = 0; i < 8; i++) {
+    world_free(&w, world_malloc(&w, 9 * MIB, w.stream[i]));
+    sim_run_all(w.s);
+  }
+  CHECK(world_stats(&w, 0).segment[ESPER_ALL].current <= 3);
+}
+
+/* The second stream of the other device waits for what this host has yet to enqueue. */
+SIM_HOOK(raise_one)
+{
+  sim_raise_flag_now(w.s, 1);
+}
+
+SCENE_WITH(a_device_is_not_waited_for_without_end_for_another_ones_memory,
+           begin_on((sim_options){.completion = SIM_WHEN_TOLD, .devices = 2, .capacity = 12 * MIB},
+                    NULL))
+{
+  esper_stream far = world_mortal(&w, 1);
+  sim_wait_flag(w.s, 1, world_stream(&w, 1).handle, 0);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_record_stream(&w, x, far);
+  world_read_on(&w, far, x, r);
+  world_free(&w, x);
+  sim_wait_flag(w.s, 0, t.handle, 1); /* this device is late, but ends */
+  sim_before_call(w.s, SIM_CALL_event_synchronize, raise_one, NULL);
+  CHECK_STATUS(try_malloc(12 * MIB, r), ESPER_OUT_OF_MEMORY);
+  sim_before_call(w.s, SIM_CALL_event_synchronize, NULL, NULL);
+  sim_raise_flag(w.s, 0, r.handle, 0);
+  sim_run_all(w.s);
+}
+
+SCENE_WITH(many_stuck_streams_cost_the_time_of_one, begin_of(1024))
+{
+  for (int i = 2; i < 8; i++) {
+    world_malloc(&w, 2 * MIB, w.stream[i]);
+    sim_wait_flag(w.s, 0, w.stream[i].handle, 0);
+  }
+  CHECK_OK(esper_capture_begin(w.core, 0)); /* no event for all streams */
+  uint64_t before = calls(SIM_CALL_event_wait);
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK(calls(SIM_CALL_event_wait) - before <= 100);
+  CHECK_OK(esper_capture_end(w.core, 0));
+  sim_raise_flag_now(w.s, 0);
+}

@@ -97,6 +97,21 @@ SCENE_WITH(what_a_stuck_stream_keeps_is_not_waited_for, begin_holding())
   sim_raise_flag_now(w.s, 0);
 }
 
+/* Kept for all streams, or by one that records no event. */
+SCENE_WITH(what_a_wait_cannot_free_is_not_waited_for, begin_holding())
+{
+  esper_stream mortal = world_mortal(&w, 0);
+  for (int i = 0; i < 20; i++) {
+    void *p = block(12 * MIB, r);
+    if (i < 10)
+      CHECK_OK(esper_free_after_all(w.core, p));
+    else
+      world_record_stream(&w, p, mortal);
+    read_and_free(p, s);
+  }
+  CHECK_EQ(held_back(), 0);
+}
+
 /* ---- the allowance is raised ------------------------------------------------- */
 
 SIM_HOOK(complete_all)

@@ -101,3 +101,20 @@ SCENE_WITH(pools_come_and_go_in_threads, begin(160))
     pthread_join(thread[i], NULL);
   CHECK_EQ(atomic_load(&failures), 0);
 }
+
+/* It may be that of a capture which is about to begin. */
+SCENE_WITH(a_pool_that_is_open_serves_no_others, begin_of(200))
+{
+  esper_pool *open = world_pool(&w, 0, 7, 0);
+  CHECK_OK(esper_pool_set_flags(w.core, 0, 7, 0, ESPER_POOL_USE_ON_OOM, ESPER_POOL_USE_ON_OOM));
+  void *p = world_malloc_from(&w, open, 40 * MIB, r);
+  world_free(&w, p);
+  sim_run_all(w.s);
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_is_captured, &w));
+  CHECK_STATUS(try_malloc(300 * MIB, r), ESPER_OUT_OF_MEMORY);
+  sim_capture_begin(w.s, 0, r.handle);
+  CHECK(world_malloc(&w, 40 * MIB, r) == p);
+  world_free(&w, p);
+  sim_graph_destroy(w.s, sim_capture_end(w.s, 0, r.handle));
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+}
