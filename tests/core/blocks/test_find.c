@@ -54,7 +54,7 @@ static void lock_late(mutex_t *mutex)
 #undef lock
 #undef find_lock_live
 
-/* The segment of a free block goes back, and another one takes its place, before the lock is held. */
+/* Before the lock is held, the segment goes back, and another one takes its place. */
 SCENE(a_block_elsewhere_is_none)
 {
   before_locking = give_back_and_take;
