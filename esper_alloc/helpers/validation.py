@@ -13,8 +13,9 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..installation.bools import checked_bool
 from ..uses.containers import find_tensors
-from ..uses.streams import check_stream, checked_bool, is_cpu_stream
+from ..uses.streams import check_stream, is_cpu_stream
 from ..uses.use import using
 
 if TYPE_CHECKING:

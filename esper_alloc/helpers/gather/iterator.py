@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic
 
+from ...installation.bools import checked_bool
 from ...installation.pytorch import need_torch
-from ...uses.streams import checked_bool
 from .batch import GatherBatch, Lease
 from .columns import Columns, Inputs, Rows, Targets, Transforms
 from .devices import check_device_exists, check_environments

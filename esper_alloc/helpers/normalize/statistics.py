@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ...installation.bools import checked_bool
 from ...installation.callers import user_stacklevel
 from ...installation.pytorch import untyped
-from ...uses.streams import checked_bool
 from .. import kernels
 from . import moments
 from .checks import as_numbers, checked_count, checked_epsilon, checked_momentum
