@@ -7,6 +7,7 @@ import warnings
 from types import TracebackType
 from typing import Any, Literal
 
+from ..installation.bools import checked_bool
 from ..installation.pytorch import load_shim, untyped
 from ..torch_allocator.enabling import why_off
 from . import observation
@@ -160,6 +161,7 @@ class audit:
 
     Raises:
         ValueError: there is no such mode.
+        TypeError: `fence` is not a bool.
         RuntimeError: an audit is running already; or memory can get no fence.
         AuditError: at the end, if an access faulted, with each mode.
         UnavailableError: esper_alloc's PyTorch part does not work with this torch.
@@ -180,7 +182,7 @@ class audit:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: there are {', '.join(map(repr, MODES))}")
         self._mode = mode
-        self._fence = bool(fence)
+        self._fence = checked_bool("fence", fence)
         self._told = 0
         self._report: Report | None = None
 

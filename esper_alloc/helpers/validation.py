@@ -13,8 +13,9 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..installation.bools import checked_bool
 from ..uses.containers import find_tensors
-from ..uses.streams import check_stream, checked_bool, is_cpu_stream
+from ..uses.streams import check_stream, is_cpu_stream
 from ..uses.use import using
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class FusedValidation(NamedTuple):
     Attributes:
         loss: ``[K]``, the mean loss of each configuration, of the loss's dtype.
         correct: ``[K]``, how many elements each got right; int64, unless `evaluate`
-            returned floating-point numbers.
+            returned floating-point numbers: then of their dtype, and float32 for half precision.
         total: elements of *one* configuration; at least 1, so that it may divide.
     """
 
@@ -256,10 +257,9 @@ def _batch_size(inputs: Any, targets: Any) -> int:
         if not tensors:
             raise ValueError(f"{name} contain no tensor")
         for tensor in tensors:
-            if tensor.layout != torch.strided:
-                raise TypeError(
-                    f"{name} contain a tensor of {tensor.layout}: only dense ones can be repeated"
-                )
+            if tensor.layout != torch.strided or tensor.is_nested:
+                kind = "a nested tensor" if tensor.is_nested else f"a tensor of {tensor.layout}"
+                raise TypeError(f"{name} contain {kind}: only dense ones can be repeated")
             if tensor.dim() == 0:
                 raise ValueError(
                     f"{name} contain a tensor without dimensions: the first "
@@ -313,7 +313,7 @@ def _device(
 
 
 def _map(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value` with each tensor replaced; containers keep their kind."""
+    """`value` with each tensor replaced, in new dicts, lists and (named) tuples."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -387,7 +387,10 @@ def _split(found: Any, configs: int) -> FusedValidation:
             f"{configs} configurations: return the number of elements of all configurations "
             "together"
         )
-    return FusedValidation(per_loss, rows.sum(dim=1), max(1, elements // configs))
+    # Sums in half precision would be rounded, and float16 ends at 65504.
+    half = rows.is_floating_point() and rows.itemsize <= 2
+    right = rows.sum(dim=1, dtype=torch.float32 if half else None)
+    return FusedValidation(per_loss, right, max(1, elements // configs))
 
 
 def _rows(tensor: torch.Tensor, configs: int, name: str) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import EllipsisType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..installation.bools import checked_bool
 from ..installation.callers import user_stacklevel
 from ..installation.files import library_path
 from ..installation.pytorch import (
@@ -266,6 +267,7 @@ def enable(
             an option of PyTorch, has an unknown value; or PyTorch's option
             ``expandable_segments`` asks for other segments than the argument. The message names
             it.
+        TypeError: `required` is not a bool.
         RuntimeError: CUDA is initialised already; or esper_alloc is enabled with another
             allowance, kind of segments or black box, or through :func:`pluggable_allocator`, which
             cannot have automatic uses.
@@ -279,6 +281,7 @@ def enable(
 
         esper_alloc.enable(uses="automatic", allowance="256MiB")
     """
+    required = checked_bool("required", required)
     chosen: dict[Choice, str] = {}
     if allowance is not ...:
         chosen[ALLOWANCE] = ALLOWANCE.given(allowance)

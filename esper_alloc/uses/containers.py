@@ -55,7 +55,7 @@ def pass_over_type(kind: type) -> None:
     module = kind.__module__
     plain = module.partition(".")[0] in _PLAIN_PACKAGES or module in _PLAIN_MODULES
     if not plain or issubclass(kind, Iterator):
-        _warn_of(kind)
+        warn_of(kind)
 
 
 # For Dynamo: called while it traces, and a constant in the graph.
@@ -64,7 +64,7 @@ pass_over_type._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _warned_of: set[type] = set()
 
 
-def _warn_of(kind: type) -> None:
+def warn_of(kind: type) -> None:
     if kind in _warned_of:
         return
     _warned_of.add(kind)

@@ -276,14 +276,18 @@ with esper_alloc.audit() as report:
     except RuntimeError as error:
         said = str(error)
     race()
-try:
-    esper_alloc.audit(mode="loud")
-except ValueError as error:
-    mode = str(error)
-say(said=said, kinds=kinds(report), mode=mode)
+wrong = []
+for given in ({"mode": "loud"}, {"fence": "no"}):
+    try:
+        esper_alloc.audit(**given)
+    except (TypeError, ValueError) as error:
+        wrong.append(str(error))
+say(said=said, kinds=kinds(report), wrong=wrong)
 """)
     assert "an audit is running in this process already" in found["said"]
-    assert found["mode"] == "mode='loud': there are 'raise', 'warn', 'collect'"
+    assert found["wrong"] == [
+        "mode='loud': there are 'raise', 'warn', 'collect'", "fence must be True or False, not str",
+    ]  # fmt: skip
     assert found["kinds"] == ["read-early"]
 
 

@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch")
 import esper_alloc  # noqa: E402
 from esper_alloc import cudagraph_outputs  # noqa: E402
 from esper_alloc.helpers.cudagraph_outputs import copies, memory, trees as trees_module, wrapper  # noqa: E402
+from esper_alloc.uses import containers  # noqa: E402
 
 
 class Reference:
@@ -293,15 +294,21 @@ def test_sparse_outputs_of_graphs(trees) -> None:
     assert sparse.to_dense().tolist() == [1, 0, 1, 0]
 
 
-def test_unknown_objects_are_named(trees) -> None:
+def test_unknown_objects_and_views_of_dicts_are_named(trees, monkeypatch) -> None:
+    monkeypatch.setattr(containers, "_warned_of", set())
     kind = type("Opaque", (), {"__module__": "somebodys"})
     graph = Graph(trees)
-    step = cudagraph_outputs(lambda x: (graph(x), kind()))
-    with pytest.warns(
-        RuntimeWarning, match="does not look for tensors inside somebodys.Opaque"
-    ) as seen:
+
+    @cudagraph_outputs
+    def step(x):
+        y = {"y": graph(x)}
+        return y, kind(), y.values(), types.MappingProxyType(y), y.keys()
+
+    with pytest.warns(RuntimeWarning, match="does not look for tensors inside") as seen:
         step(torch.ones(1))
-    assert [one.filename for one in seen] == [__file__]
+    names = [str(one.message).split()[7] for one in seen]
+    assert names == ["somebodys.Opaque:", "builtins.dict_values:", "builtins.mappingproxy:"]
+    assert {one.filename for one in seen} == {__file__}
 
 
 def test_everything_is_copied_on_request(trees) -> None:
@@ -718,6 +725,15 @@ def test_functions_methods_and_decorators(trees) -> None:
     simulator.run(torch.zeros(1))
     assert first.tolist() == [2]
     assert Simulator.run.counts.marked == 0 and Simulator.run.counts.clones == 2
+
+
+@cudagraph_outputs
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def test_a_decorated_function_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
 
 
 @pytest.mark.parametrize(

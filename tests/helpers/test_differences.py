@@ -103,12 +103,16 @@ def test_rewards_that_are_numbers_give_numbers(route: str) -> None:
     for saved in (state, tensors.state_dict()):
         for loading in (RewardNormalizer(), tensors):
             loading.load_state_dict(saved)
+            assert type(loading.count) is type(saved["count"])
             for name in ("mean", "m2", "count"):
                 assert float(getattr(loading, name)) == pytest.approx(state[name])
             assert loading.normalize_only(4.0) == pytest.approx(numbers.normalize_only(4.0))
     # In a model's state everything is a tensor.
     model = torch.nn.ModuleDict({"reward": numbers})
     assert all(isinstance(value, torch.Tensor) for value in model.state_dict().values())
+    model.load_state_dict(model.state_dict())
+    assert type(numbers.count) is int
+    assert all(value.is_meta for value in RewardNormalizer(device="meta").state_dict().values())
     numbers.update(torch.tensor([1.0]))
     assert isinstance(numbers.m2, torch.Tensor)
     numbers.reset()

@@ -3,10 +3,12 @@
 Everything here works without a GPU and without the compiled kernels.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
 import pickle
+import signal
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -301,7 +303,8 @@ def test_bad_arguments_are_refused() -> None:
     refused(ValueError, "no dimension", torch.tensor(1), targets)
     refused(TypeError, "tensor or a dict", [1, 2], targets)
     refused(TypeError, "empty dict", {}, targets)
-    refused(TypeError, "dense", inputs.to_sparse(), targets)
+    refused(TypeError, "dense tensor, not torch.sparse_coo", inputs.to_sparse(), targets)
+    refused(TypeError, "not a nested one", torch.nested.nested_tensor([inputs, inputs]), targets)
     refused(ValueError, "only cpu and cuda", inputs.to("meta"), targets)
     refused(ValueError, "reuse", reuse=-1)
     for name in ("shuffle", "drop_last"):
@@ -332,15 +335,17 @@ def test_bad_arguments_are_refused() -> None:
         ({"mean": [math.inf], "std": [1.0]}, "mean must be"),
         ({"mean": [1e39], "std": [1.0]}, "mean must be finite as float32"),
         ({"mean": [1.0], "std": [1e39]}, "std must be"),
-        ({"mean": 0.5, "std": 0.5}, "mean must have a value for each channel"),
+        *[({"mean": wrong, "std": wrong}, "mean must have a number for each channel")
+          for wrong in (0.5, "55", (None,), [torch.ones(2)])],
         ({"crop": -1}, "crop must be"),
         ({"crop": 1.5}, "crop must be an integer"),
         ({"flip": "0.5"}, "flip must be a number"),
-        ({"channels_last": "yes"}, "channels_last must be"),
+        *[({"channels_last": wrong}, "channels_last must be True or False")
+          for wrong in ("yes", 1, torch.tensor([1, 2]))],
         ({"crop": 1001}, "crop must be"),
         ({"flip": 1.5}, "flip must be"),
     ],
-)
+)  # fmt: skip
 def test_bad_transforms_are_refused(arguments, match) -> None:
     with pytest.raises((ValueError, TypeError), match=match):
         ImageTransform(**arguments)
@@ -368,15 +373,19 @@ def test_a_new_iterator_sees_what_was_written_since() -> None:
         return float(next(iter(made))[0][0].max())
 
     keep: list[object] = []
-    y = torch.arange(4)
-    x = torch.zeros(6, 4).t()  # not dense, so it is copied
+    y = torch.arange(4096)
+    x = torch.zeros(6, 4096).t()  # not dense, so it is copied
     with torch.inference_mode():
-        inferred = torch.zeros(6, 4).t()
+        inferred = torch.zeros(6, 4096).t()
     for source in (x, inferred):
         assert first(source) == 0.0
         with torch.inference_mode():
             source.fill_(7.0)
         assert first(source) == 7.0
+    for value in range(1, 9):
+        x.data = torch.zeros(6, 4096).t()  # leaves an address, which the next one may get
+        x.data = torch.full((6, 4096), float(value)).t()
+        assert first(x) == value
 
 
 def test_next_needs_iter_first() -> None:
@@ -493,6 +502,7 @@ def test_a_state_may_hold_integers_of_any_kind() -> None:
     [
         ({"seed": 1, "epoch": 0}, ValueError),
         ({"seed": 1, "epoch": 0, "cursor": 0, "more": 1}, ValueError),
+        ({1: 1, "epoch": 0, "cursor": 0}, ValueError),
         ({"seed": 2**64, "epoch": 0, "cursor": 0}, ValueError),
         ({"seed": 1, "epoch": -1, "cursor": 0}, ValueError),
         ({"seed": 1, "epoch": 0, "cursor": 7}, ValueError),
@@ -575,6 +585,24 @@ def test_scopes_mark_when_they_fail() -> None:
     with pytest.raises(ZeroDivisionError), first.for_stream(0):
         1 / 0  # noqa: B018
     assert next(steps)[0][1].data_ptr() == first[0][1].data_ptr()
+
+
+def test_a_scope_that_is_entered_twice_restores_the_stream(monkeypatch) -> None:
+    side, current = types.SimpleNamespace(wait_event=lambda _: None), ["main"]
+
+    @contextlib.contextmanager
+    def on(stream):
+        before, current[:] = current[:], [stream]
+        yield
+        current[:] = before
+
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    for name, found in (("_stream", side), ("ready_event", "event"), ("done", None)):
+        monkeypatch.setattr(GatherBatch, name, mock.Mock(return_value=found))
+    scope = next(iter(iterator())).for_stream(0)
+    with scope, scope:
+        assert current == [side]
+    assert current == ["main"]
 
 
 def test_slots_serve_shorter_batches_too() -> None:
@@ -958,9 +986,26 @@ def test_the_cache_is_filled_once_and_can_be_dropped(root, monkeypatch) -> None:
     assert read.call_count == 4
 
 
-def test_cuda_and_cuda_0_are_one_key() -> None:
-    assert cifar_batches._index("cuda") == cifar_batches._index("cuda:0") == 0
-    assert cifar_batches._index("cuda:1") == 1 and cifar_batches._index("cpu") == -1
+@pytest.mark.parametrize(
+    "name", ["is_train", "shuffle", "cifar_precompute_aug", "augment", "normalize", "download"]
+)
+def test_bools_are_checked_before_files(root, name) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be True or False, not str"):
+        cifar_iterator(root, **{name: "no"})
+
+
+def test_a_child_that_is_forked_during_a_load_loads_for_itself() -> None:
+    cache, begun, go = cifar_batches._cache, threading.Event(), threading.Event()
+    thread = threading.Thread(target=cache.get, args=("key", lambda: (begun.set(), go.wait(30))))
+    thread.start()
+    assert begun.wait(30)
+    if (child := os.fork()) == 0:
+        signal.alarm(10)  # ends a child that waits
+        os._exit(cache.get("key", lambda: 7))
+    go.set()
+    thread.join()
+    assert cache.drop(lambda key: key == "key") == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 # Documents

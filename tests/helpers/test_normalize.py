@@ -290,8 +290,8 @@ BAD = [
     (lambda: torch.zeros(4, 3, dtype=torch.bool), TypeError, "not torch.bool"),
     (lambda: torch.zeros(4, 3, dtype=torch.complex64), TypeError, "not torch.complex64"),
     (lambda: torch.zeros(4, 3).to_sparse(), TypeError, "torch.sparse_coo"),
+    (lambda: torch.nested.nested_tensor([torch.zeros(4, 3)]), TypeError, "nested"),
     (lambda: [[1.0, 2.0, 3.0]], TypeError, "takes a tensor, not list"),
-    (lambda: np.zeros((4, 3)), TypeError, "takes a tensor, not ndarray"),
 ]
 
 
@@ -346,6 +346,7 @@ def test_what_is_refused_moves_nothing(method: str) -> None:
         *[({name: value}, ValueError, name) for name, value in
           [("epsilon", -1.0), ("epsilon", math.nan), ("epsilon", "small"), ("momentum", 1.1),
            ("momentum", -0.1), ("momentum", "0.9")]],
+        ({"strict_device": "no"}, TypeError, "strict_device must be True or False"),
         ({"shape": 1.5}, TypeError, "shape must be an integer or a tuple of integers, not 1.5"),
         ({"shape": (2, 1.5)}, TypeError, "shape must be an integer or a tuple"),
         ({"shape": "3"}, TypeError, "shape must be an integer or a tuple"),
@@ -356,6 +357,11 @@ def test_what_is_refused_moves_nothing(method: str) -> None:
 def test_bad_constructor_arguments(arguments: dict[str, Any], error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         RunningMeanStd(**{"shape": 3, **arguments})
+    if "shape" not in arguments:
+        rms = RunningMeanStd(3)
+        with pytest.raises(error, match=words):
+            setattr(rms, *next(iter(arguments.items())))
+        assert (rms.epsilon, rms.momentum, rms.strict_device) == (1e-4, None, False)
 
 
 @pytest.mark.parametrize(
@@ -366,8 +372,10 @@ def test_bad_clips(clip: Any) -> None:
     for method in (rms.normalize, rms.update_and_normalize):
         with refused(rms, ValueError, "clip must be 0 or more"):
             method(torch.zeros(2, 3), clip)
-    with pytest.raises(ValueError, match="clip must be 0 or more"):
-        RewardNormalizer(clip=clip)
+    reward = RewardNormalizer()
+    for call in (lambda: RewardNormalizer(clip=clip), lambda: setattr(reward, "clip", clip)):
+        with pytest.raises(ValueError, match="clip must be 0 or more"):
+            call()
 
 
 def test_empty_batches_change_nothing() -> None:

@@ -175,6 +175,13 @@ def test_the_total_never_divides_by_zero() -> None:
     assert found.total == 1
 
 
+@pytest.mark.parametrize("dtype, n", [(torch.bfloat16, 301), (torch.float16, 70_000)])
+def test_half_precision_is_counted_in_single(dtype, n) -> None:
+    x = torch.zeros(n)
+    found = fused_validation_batch(x, x, 1, evaluate=lambda a, b: (a, (b == 0).to(dtype), n))
+    assert found.correct.tolist() == [n] and found.correct.dtype == torch.float32
+
+
 # The signature of esper-lite
 
 
@@ -295,6 +302,7 @@ def test_bad_batches() -> None:
         ({"a": x, "b": x[2:]}, y, ValueError, "differ in their first dimension"),
         (x[:0], y[:0], ValueError, "the batch is empty"),
         (x.to_sparse(), y, TypeError, "inputs contain a tensor of torch.sparse_coo"),
+        (torch.nested.nested_tensor([x, x]), y, TypeError, "inputs contain a nested tensor"),
     ):
         with pytest.raises(error, match=message):
             fused_validation_batch(inputs, targets, K, evaluate=never)

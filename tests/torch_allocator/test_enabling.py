@@ -602,6 +602,11 @@ def test_a_choice_that_there_is_not_is_an_error_at_once(argument, names, value, 
     assert dict(os.environ) == before
 
 
+def test_required_is_a_bool():
+    with pytest.raises(TypeError, match="required must be True or False, not str"):
+        esper_alloc.enable(required="no")
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [(None, "off"), ("off", "off"), (0, "0"), (1 << 20, "1048576"), ("7 K", "7 K")],

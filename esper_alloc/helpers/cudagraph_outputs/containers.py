@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...uses.containers import pass_over
+from ...uses.containers import children, pass_over, warn_of
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,8 @@ def elements(value: Any) -> list[Any]:
     names = fields(value)
     if names is None:
         pass_over(value)  # warns of what may hold tensors unseen
+        if any(map(leaves, children(value) or ())):  # a view of a dict, say
+            warn_of(type(value))
     return [getattr(value, name, None) for name in names or ()]
 
 

@@ -285,6 +285,10 @@ class cudagraph_outputs(Generic[P, R]):
             setattr(function, name, value)
 
     def __reduce__(self) -> Any:
+        # A decorated function is found under its name, where pickle would expect the function.
+        name = vars(self).get("__qualname__", "")
+        if name and _named(self.__module__, name) is self:
+            return name
         # Of a wrapped module pickle would ask for the class.
         state = {name: value for name, value in vars(self).items() if name not in _HOOKS}
         return _wrap, (self._function, self._clone, self._mark), state
@@ -387,6 +391,14 @@ class cudagraph_outputs(Generic[P, R]):
         self.counts.gradient_clones += 1
         self.counts.gradient_bytes += size
         return kept
+
+
+def _named(module: str, name: str) -> Any:
+    """What stands in a module under a qualified name; None: nothing does."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _wrap(function: Any, clone: str, mark: str) -> Any:

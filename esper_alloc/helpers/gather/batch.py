@@ -8,7 +8,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ...installation.pytorch import untyped
 from ...uses.streams import check_stream
 from ...uses.use import record_use
 from .columns import Rows
@@ -107,7 +106,11 @@ class GatherBatch(list[tuple[X, Y]], Generic[X, Y]):
 
     def ready_event(self, env: int = 0) -> torch.cuda.Event | None:
         """The event after which the batch of environment `env` may be read on any
-        stream; None on the CPU, where it may be read at once."""
+        stream; None on the CPU, where it may be read at once.
+
+        Raises:
+            IndexError, TypeError: as :meth:`for_stream`.
+        """
         self._check(env)
         return self._ready[self._workers[env]]
 
@@ -202,7 +205,7 @@ class GatherBatch(list[tuple[X, Y]], Generic[X, Y]):
 class _StreamScope(Generic[X, Y]):
     """See GatherBatch.for_stream."""
 
-    __slots__ = ("_batch", "_context", "_entered", "_env", "_stream", "_wanted")
+    __slots__ = ("_batch", "_entered", "_env", "_wanted")
 
     def __init__(
         self, batch: GatherBatch[X, Y], env: int, stream: torch.cuda.Stream | None
@@ -210,20 +213,21 @@ class _StreamScope(Generic[X, Y]):
         self._batch = batch
         self._env = env
         self._wanted = stream
-        self._entered = 0
+        self._entered: list[tuple[torch.cuda.Stream | None, Any]] = []  # with a stream's context
 
     def __enter__(self) -> tuple[X, Y]:
         batch, env = self._batch, self._env
-        self._stream = batch._stream(batch._workers[env], self._wanted)
-        if self._stream is not None:
+        stream = batch._stream(batch._workers[env], self._wanted)
+        context: Any = None
+        if stream is not None:
             ready = batch.ready_event(env)
             assert ready is not None
-            self._stream.wait_event(ready)
-            self._context = torch.cuda.stream(self._stream)
-            untyped(self._context).__enter__()
+            stream.wait_event(ready)
+            context = torch.cuda.stream(stream)
+            context.__enter__()
         if batch._lease is not None:
             batch._lease.open += 1
-        self._entered += 1
+        self._entered.append((stream, context))
         return batch[env]
 
     def __exit__(
@@ -234,11 +238,11 @@ class _StreamScope(Generic[X, Y]):
     ) -> None:
         if not self._entered:
             raise RuntimeError("a scope of for_stream() is left, but was not entered")
-        self._entered -= 1
+        stream, context = self._entered.pop()
         try:
-            self._batch.done(self._stream, self._env)
+            self._batch.done(stream, self._env)
         finally:
             if self._batch._lease is not None:
                 self._batch._lease.open -= 1
-            if self._stream is not None:
-                self._context.__exit__(kind, error, trace)
+            if context is not None:
+                context.__exit__(kind, error, trace)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...installation.bools import checked_bool
 from ...installation.pytorch import need_torch
 from . import cifar
 from .devices import check_device_exists, check_environments, device_name
@@ -73,8 +74,15 @@ class _Cache:
             dropped = [self._entries.pop(key) for key in list(self._entries) if fits(key)]
         return sum(entry.value is not None for entry in dropped)
 
+    def begin_anew(self) -> None:
+        """In a forked child: the threads that held the locks are not there."""
+        self._lock = threading.Lock()
+        for entry in self._entries.values():
+            entry.lock = threading.Lock()
+
 
 _cache = _Cache()
+os.register_at_fork(after_in_child=_cache.begin_anew)
 
 
 def clear_gpu_dataset_cache(
@@ -172,6 +180,7 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator["torch.Tensor", "torch.Te
 
     Raises:
         FileNotFoundError: the files are not there; says where they are expected.
+        OSError: with `download`, they could not be fetched or written.
         UnavailableError: torchvision, which reads them, is not installed.
         ValueError, TypeError: as for `GatherBatchIterator`, or a file is not what was
             published.
@@ -209,8 +218,14 @@ class SharedGPUGatherBatchIterator(GatherBatchIterator["torch.Tensor", "torch.Te
         need_torch()  # or an error that says what to install
         about = cifar.find(dataset)
         seed = check_seed(seed)
+        # Everything is checked before anything is fetched or copied to a device.
+        shuffle = checked_bool("shuffle", shuffle)
+        is_train = checked_bool("is_train", is_train)
+        cifar_precompute_aug = checked_bool("cifar_precompute_aug", cifar_precompute_aug)
+        augment = checked_bool("augment", augment)
+        normalize = checked_bool("normalize", normalize)
+        download = checked_bool("download", download)
         names = check_environments(batch_size_per_env, n_envs, env_devices)
-        # Before anything is fetched or copied to a device.
         Layout(0, names, batch_size_per_env, order, is_train, rank, world_size)
         check_reuse(reuse)
         if augment and not is_train:

@@ -103,8 +103,9 @@ def _named(names: list[str] | None, rows: Rows) -> Any:
 
 
 def _check_column(name: str, tensor: Any) -> None:
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        kind = getattr(tensor, "layout", type(tensor).__name__)
+    nested = isinstance(tensor, torch.Tensor) and tensor.is_nested
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or nested:
+        kind = "a nested one" if nested else getattr(tensor, "layout", type(tensor).__name__)
         raise TypeError(f"{name} must be a dense tensor, not {kind}")
     if tensor.dim() == 0:
         raise ValueError(f"{name} has no dimensions: the first one must be the samples")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic
 
+from ...installation.bools import checked_bool
 from ...installation.pytorch import need_torch
-from ...uses.streams import checked_bool
 from .batch import GatherBatch, Lease
 from .columns import Columns, Inputs, Rows, Targets, Transforms
 from .devices import check_device_exists, check_environments
@@ -42,10 +42,11 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
 
     Args:
         inputs: a tensor of samples [N, ...] or a dict of them, on the CPU
-            or a GPU. They are copied to each device once, and shared between
-            iterators; later changes of what was copied are not seen. Nor does a new iterator
-            see changes that were made past PyTorch (through NumPy, say) while an older one over
-            the same tensors is alive: pass new tensors then.
+            or a GPU. Each device has one copy, which iterators share; what is dense and
+            already there is used as it is. Later changes of what was copied are not seen. Nor does
+            a new iterator see writes that PyTorch does not count (through NumPy, or in place
+            through ``.data``) while an older one over the same tensors is alive: pass new tensors
+            then.
         targets: likewise, of the same length N.
         batch_size_per_env: samples for each environment in a batch.
         n_envs: the number of environments.
@@ -210,7 +211,9 @@ class GatherBatchIterator(Generic[Inputs, Targets]):
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be what state_dict() gave, not {type(state).__name__}")
         if set(state) != {"seed", "epoch", "cursor"}:
-            raise ValueError(f"state must have seed, epoch and cursor (has {sorted(state)})")
+            raise ValueError(
+                f"state must have seed, epoch and cursor (has {sorted(map(str, state))})"
+            )
         seed = check_seed(state["seed"])
         epoch, cursor = (_count(name, state[name]) for name in ("epoch", "cursor"))
         if cursor > self._layout.batches:

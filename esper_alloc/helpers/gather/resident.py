@@ -21,6 +21,8 @@ class Resident:
 
     def __init__(self, sources: Rows, tensors: Rows) -> None:
         self.sources = sources  # alive, so that their ids are theirs
+        # Likewise their memory: what ``.data`` is given next could lie at the same address.
+        self.memory = tuple(x.detach() for x in sources)
         self.tensors = tensors
         self.streams: set[int] = set()  # those that read them
 
@@ -43,7 +45,7 @@ def resident(sources: Rows, device: torch.device) -> Resident:
     iterators."""
     if any(x.is_inference() for x in sources):  # nobody sees when such tensors are written
         return Resident(sources, tuple(_dense(x, device) for x in sources))
-    key = (device, *((id(x), x._version) for x in sources))
+    key = (device, *map(_identity, sources))
     # Held while copying: whoever comes second waits for the first one's copy.
     with _residents_lock:
         found = _residents.get(key)
@@ -51,6 +53,11 @@ def resident(sources: Rows, device: torch.device) -> Resident:
             found = Resident(sources, tuple(_dense(x, device) for x in sources))
             _residents[key] = found
         return found
+
+
+def _identity(x: torch.Tensor) -> tuple[Any, ...]:
+    """Another one after a write, and after ``x.data = y``, which leaves the version as it was."""
+    return id(x), x._version, x.data_ptr(), tuple(x.shape), x.stride(), x.dtype
 
 
 def _dense(x: torch.Tensor, device: torch.device) -> torch.Tensor:

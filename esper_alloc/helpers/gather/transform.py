@@ -9,10 +9,10 @@ a sample is in, nor on what was drawn before.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ...installation.bools import checked_bool
 from ...installation.pytorch import need_torch
 from .plan import GAMMA, check_integer, mix
 
@@ -75,10 +75,9 @@ class ImageTransform:
     def __post_init__(self) -> None:
         torch = need_torch()  # or an error that says what to install
         allowed = (None, torch.float32, torch.float16, torch.bfloat16)
-        if self.channels_last not in (None, True, False):
-            raise TypeError(
-                f"channels_last must be True, False or None (got {self.channels_last!r})"
-            )
+        if self.channels_last is not None:
+            last = checked_bool("channels_last", self.channels_last)
+            object.__setattr__(self, "channels_last", last)
         if self.dtype not in allowed:
             raise TypeError(f"dtype must be float32, float16 or bfloat16 (got {self.dtype})")
         if (self.mean is None) != (self.std is None):
@@ -86,10 +85,7 @@ class ImageTransform:
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None:
-                if not isinstance(values, Iterable):
-                    raise TypeError(f"{name} must have a value for each channel (got {values!r})")
-                # Tensors and lists are as good; kept as floats, which compare and hash.
-                object.__setattr__(self, name, tuple(float(value) for value in values))
+                object.__setattr__(self, name, _floats(name, values))
         if self.mean is not None and self.std is not None:
             if len(self.mean) != len(self.std):
                 raise ValueError(f"mean has {len(self.mean)} channels and std has {len(self.std)}")
@@ -249,6 +245,16 @@ def crop_and_flip(samples: torch.Tensor, seed: int, crop: int, flip_threshold: i
     top = ((hashed & mask) * places) >> WINDOW_BITS
     left = ((_shifted(hashed, WINDOW_BITS) & mask) * places) >> WINDOW_BITS
     return CropAndFlip(top, left, _shifted(hashed, 2 * WINDOW_BITS) < flip_threshold)
+
+
+def _floats(name: str, values: Any) -> tuple[float, ...]:
+    """Tensors and lists are as good; kept as floats, which compare and hash."""
+    try:
+        if not isinstance(values, (str, bytes)):
+            return tuple(float(value) for value in values)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor's
+        pass
+    raise TypeError(f"{name} must have a number for each channel (got {values!r})")
 
 
 def is_channels_last(x: torch.Tensor) -> bool:

@@ -96,6 +96,11 @@ class SavedStatistics(Statistics):
                 UserWarning,
                 stacklevel=user_stacklevel(),
             )
+        elif prefix == "":
+            self._loaded_alone(mean)
+
+    def _loaded_alone(self, mean: Any) -> None:
+        """A state of its own, with this mean, was loaded. (In a model's all are tensors.)"""
 
     def _state_names(self, keys: Mapping[str, Any]) -> tuple[str, str, str]:
         """The names of mean, spread and count in a state with these keys."""

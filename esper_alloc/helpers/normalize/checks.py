@@ -61,6 +61,11 @@ def check_clip(clip: float) -> None:
         raise ValueError(f"clip must be 0 or more, not {clip!r}: use float('inf') to clip nothing")
 
 
+def checked_clip(clip: float) -> float:
+    check_clip(clip)
+    return float(clip)
+
+
 def checked_epsilon(epsilon: float) -> float:
     if not (is_number(epsilon) and 0 <= epsilon < math.inf):
         raise ValueError(f"epsilon must be 0 or more, not {epsilon!r}")

@@ -48,10 +48,13 @@ class Normalizer(SharedStatistics):
         name = type(self).__name__
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} takes a tensor, not {type(x).__name__}")
-        if x.dtype not in (*_FLOATS, *_INTEGERS) or x.layout != torch.strided:
+        if x.dtype not in (*_FLOATS, *_INTEGERS) or x.layout != torch.strided or x.is_nested:
+            layout, remedy = str(x.layout), ".float()"
+            if x.is_nested:
+                layout, remedy = "nested", "torch.cat(x.unbind())"
             raise TypeError(
                 f"{name} takes dense values of float32, float64, float16, bfloat16 or integers, "
-                f"not {x.dtype} ({x.layout}); convert them, for example with .float()"
+                f"not {x.dtype} ({layout}); convert them, for example with {remedy}"
             )
 
     def _samples(self, x: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
@@ -129,19 +132,23 @@ class Normalizer(SharedStatistics):
             and not torch.compiler.is_compiling()
         ):
             held = self._buffers
-            done = self._compiled.normalizer_step(
-                held["_moments"],
-                held[self._mean_name],
-                held[self._var_name],
-                held["count"],
-                x,
-                self.momentum,
-                self._warm_up,
-                self.epsilon,
-                ANY_CLIP,
-                self._scaling,
-                False,
-            )
+            try:
+                done = self._compiled.normalizer_step(
+                    held["_moments"],
+                    held[self._mean_name],
+                    held[self._var_name],
+                    held["count"],
+                    x,
+                    self.momentum,
+                    self._warm_up,
+                    self.epsilon,
+                    ANY_CLIP,
+                    self._scaling,
+                    False,
+                )
+            except RuntimeError:  # the kernels cannot ask a nested tensor for its sizes
+                self._check_values(x)
+                raise
             if done is not NotImplemented:
                 return
         x = self._samples(x, mask, weights)
@@ -168,17 +175,21 @@ class Normalizer(SharedStatistics):
             and not _forward_derivatives()
         ):
             held = self._buffers
-            result: Any = self._compiled.normalizer_apply(
-                held["_moments"],
-                held[self._mean_name],
-                held[self._var_name],
-                x,
-                self._warm_up,
-                self.epsilon,
-                clip,
-                self._scaling,
-                inverse,
-            )
+            try:
+                result: Any = self._compiled.normalizer_apply(
+                    held["_moments"],
+                    held[self._mean_name],
+                    held[self._var_name],
+                    x,
+                    self._warm_up,
+                    self.epsilon,
+                    clip,
+                    self._scaling,
+                    inverse,
+                )
+            except RuntimeError:  # the kernels cannot ask a nested tensor for its sizes
+                self._check_values(x)
+                raise
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
         self._check_values(x)
@@ -216,19 +227,23 @@ class Normalizer(SharedStatistics):
             and not _forward_derivatives()
         ):
             held = self._buffers
-            result: Any = self._compiled.normalizer_step(
-                held["_moments"],
-                held[self._mean_name],
-                held[self._var_name],
-                held["count"],
-                x,
-                self.momentum,
-                self._warm_up,
-                self.epsilon,
-                clip,
-                self._scaling,
-                True,
-            )
+            try:
+                result: Any = self._compiled.normalizer_step(
+                    held["_moments"],
+                    held[self._mean_name],
+                    held[self._var_name],
+                    held["count"],
+                    x,
+                    self.momentum,
+                    self._warm_up,
+                    self.epsilon,
+                    clip,
+                    self._scaling,
+                    True,
+                )
+            except RuntimeError:  # the kernels cannot ask a nested tensor for its sizes
+                self._check_values(x)
+                raise
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
         self._check_values(x)

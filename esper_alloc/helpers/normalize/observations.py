@@ -21,7 +21,9 @@ class RunningMeanStd(Normalizer):
         device: of the statistics.
         momentum: None: every sample counts alike. Else each batch counts
             1 - momentum: ``mean = m * mean + (1 - m) * batch_mean`` and ``var = m *
-            var + (1 - m) * batch_var + m * (1 - m) * (mean - batch_mean)**2``.
+            var + (1 - m) * batch_var + m * (1 - m) * (mean - batch_mean)**2``, the moments of a
+            mixture of both. Of a batch of one it is the exponentially weighted variance of
+            T. Finch, "Incremental calculation of weighted mean and variance" (2009).
         strict_device: values on another device are an error. Else the statistics
             move to them, with a warning.
 
@@ -32,6 +34,11 @@ class RunningMeanStd(Normalizer):
 
     Moments are float64 inside and merged by the formulas in `moments`.
     ``eval()`` and :meth:`freeze` keep the statistics as they are in every method.
+
+    Raises:
+        ValueError: a size in `shape`, `epsilon` or `momentum` is out of its range; the
+            latter two also when they are assigned.
+        TypeError: `shape` is no shape, or `strict_device` no bool.
 
     Example::
 
@@ -85,6 +92,9 @@ class RunningMeanStd(Normalizer):
 
         Returns:
             Like x, broadcast; float64 for float64, else float32.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: as :meth:`update`; ValueError also for `clip`.
         """
         return self._normalize(x, clip)
 
@@ -96,7 +106,11 @@ class RunningMeanStd(Normalizer):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """:meth:`update`, then :meth:`normalize`: on CUDA one launch for both."""
+        """:meth:`update`, then :meth:`normalize`: on CUDA one launch for both.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: as these; the state is as it was.
+        """
         return self._step(x, clip, mask, weights)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,5 +119,9 @@ class RunningMeanStd(Normalizer):
 
     def denormalize(self, x: Tensor) -> Tensor:
         """``x * sqrt(var + epsilon) + mean``: undoes :meth:`normalize` where it did
-        not clip."""
+        not clip.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: as :meth:`update`.
+        """
         return self._normalize(x, ANY_CLIP, inverse=True)

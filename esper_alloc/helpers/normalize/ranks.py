@@ -23,6 +23,7 @@ class SharedStatistics(SavedStatistics):
             TypeError: it is no normaliser of this kind.
             ValueError: it has another shape, or one of them has a momentum: then
                 there is no telling what the samples weigh.
+            NotImplementedError: `other` is on meta, where there is nothing to take in.
         """
         if not isinstance(other, type(self)):
             raise TypeError(f"merge takes a {type(self).__name__}, not {type(other).__name__}")

@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from .checks import ANY_CLIP, check_clip, checked_count, is_number
+from .checks import ANY_CLIP, checked_clip, checked_count, is_number
 from .moments import SAMPLE
 from .normalizer import Normalizer
 
@@ -35,8 +35,13 @@ class RewardNormalizer(Normalizer):
     A reward is a number, and the result then a float (which waits for the device),
     or a tensor of any shape: all of its elements are taken in before the first is
     scaled. The attributes and the state of a normaliser by itself are Python numbers
-    too (which waits for the device) until it took in a tensor; from then on they are
-    tensors. Attributes are copies, and all three can be assigned to.
+    too (which waits for the device) until it took in a tensor, or loaded a state of
+    tensors; from then on, and on meta, they are tensors. Attributes are copies, and all
+    three can be assigned to.
+
+    Raises:
+        ValueError: `clip` or `epsilon` is below 0 or no number; also when it is assigned.
+        TypeError: `strict_device` is no bool.
 
     Example::
 
@@ -49,6 +54,7 @@ class RewardNormalizer(Normalizer):
     _scaling = SAMPLE
     _warm_up = 2.0
     _mean_name, _var_name = "_mean", "_var"
+    _checked = Normalizer._checked | {"clip": checked_clip}
 
     def __init__(
         self,
@@ -59,8 +65,7 @@ class RewardNormalizer(Normalizer):
         strict_device: bool = False,
     ) -> None:
         super().__init__((), epsilon, device, None, 0.0, strict_device)
-        check_clip(clip)
-        self.clip = float(clip)
+        self.clip = clip
         self._m2_without_count = 0.0  # assigned before the count was
         self._numbers = True  # no tensor came in
 
@@ -95,7 +100,7 @@ class RewardNormalizer(Normalizer):
 
     def _shown(self, name: str) -> Any:
         held = self._named_state()[name]
-        return held.item() if self._numbers else held
+        return held.item() if self._numbers and not held.is_meta else held
 
     def update(
         self,
@@ -104,7 +109,7 @@ class RewardNormalizer(Normalizer):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> None:
-        """Takes rewards in. See :meth:`RunningMeanStd.update`."""
+        """Takes rewards in. See :meth:`RunningMeanStd.update`, for errors too."""
         self._update(self._as_tensor(reward), mask, weights)
         self._took_in(reward)
 
@@ -123,7 +128,11 @@ class RewardNormalizer(Normalizer):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor | float:
-        """Takes rewards in and scales them. A number gives a float, a tensor one."""
+        """Takes rewards in and scales them. A number gives a float, a tensor one.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: as :meth:`update`; the state is as it was.
+        """
         if isinstance(reward, Tensor):
             scaled = self._step(reward, self.clip, mask, weights)
             self._took_in(reward)
@@ -153,7 +162,11 @@ class RewardNormalizer(Normalizer):
     @overload
     def normalize_only(self, reward: float) -> float: ...
     def normalize_only(self, reward: Tensor | float) -> Tensor | float:
-        """Scales rewards by the statistics as they are."""
+        """Scales rewards by the statistics as they are.
+
+        Raises:
+            TypeError, RuntimeError: as :meth:`update`.
+        """
         result = self._normalize(self._as_tensor(reward), self.clip)
         return result if isinstance(reward, Tensor) else float(result.item())
 
@@ -170,7 +183,11 @@ class RewardNormalizer(Normalizer):
     @overload
     def denormalize(self, reward: float) -> float: ...
     def denormalize(self, reward: Tensor | float) -> Tensor | float:
-        """Reverses the scaling."""
+        """Reverses the scaling.
+
+        Raises:
+            TypeError, RuntimeError: as :meth:`update`.
+        """
         result = self._normalize(self._as_tensor(reward), ANY_CLIP, inverse=True)
         return result if isinstance(reward, Tensor) else float(result.item())
 
@@ -210,6 +227,10 @@ class RewardNormalizer(Normalizer):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if prefix == "" and self._numbers:  # a model's state holds tensors
             destination.update({name: self._shown(name) for name in ("mean", "m2", "count")})
+
+    def _loaded_alone(self, mean: Any) -> None:
+        if isinstance(mean, Tensor) or is_number(mean):
+            self._numbers = not isinstance(mean, Tensor)
 
     def _state_names(self, keys: Mapping[str, Any]) -> tuple[str, str, str]:
         if "m2" not in keys and ("var" in keys or "running_var" in keys):

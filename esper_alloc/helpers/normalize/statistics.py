@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ...installation.bools import checked_bool
 from ...installation.callers import user_stacklevel
 from ...installation.pytorch import untyped
-from ...uses.streams import checked_bool
 from .. import kernels
 from . import moments
 from .checks import as_numbers, checked_count, checked_epsilon, checked_momentum
@@ -28,6 +30,12 @@ class Statistics(nn.Module):
     _scaling = CENTERED
     _warm_up = 0.0  # weight from which scaling and momentum act
     _mean_name, _var_name = "mean", "var"
+    #: What the constructor checks and the user may assign.
+    _checked: ClassVar[dict[str, Callable[[Any], Any]]] = {
+        "epsilon": checked_epsilon,
+        "momentum": checked_momentum,
+        "strict_device": partial(checked_bool, "strict_device"),
+    }
 
     shape: torch.Size
     epsilon: float
@@ -51,9 +59,9 @@ class Statistics(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = torch.Size(shape)
-        self.epsilon = checked_epsilon(epsilon)
-        self.momentum = checked_momentum(momentum)
-        self.strict_device = checked_bool("strict_device", strict_device)
+        self.epsilon = epsilon
+        self.momentum = momentum
+        self.strict_device = strict_device
         self.frozen = False
         self._own_prior = prior
         self._prior = prior  # weight that was there before any sample
@@ -285,8 +293,10 @@ class Statistics(nn.Module):
         if isinstance(getattr(type(self), name, None), property):
             # nn.Module would put another tensor into the buffer of that name.
             object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
+            return
+        if name in self._checked:
+            value = self._checked[name](value)
+        super().__setattr__(name, value)
 
     def _write(self, name: str, value: Any) -> None:
         """``rms.mean = x``: the buffer takes the value and keeps its address."""

@@ -29,6 +29,10 @@ class ValueNormalizer(Normalizer):
         mean, var: of what was seen, ``[]``, float32.
         count: how many values were seen, int64, ``[]``.
 
+    Raises:
+        ValueError: `epsilon` or `momentum` is out of its range; also when it is assigned.
+        TypeError: `strict_device` is no bool.
+
     Values may have any shape: each element is a sample.
 
     Example::
@@ -71,24 +75,35 @@ class ValueNormalizer(Normalizer):
         self, returns: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
     ) -> None:
         """Takes values of any shape in; mask and weights are of the same shape. See
-        :meth:`RunningMeanStd.update`."""
+        :meth:`RunningMeanStd.update`, for errors too."""
         self._update(returns, mask, weights)
 
     def normalize(self, returns: Tensor) -> Tensor:
         """``returns / sqrt(var + epsilon)``; the returns during the first 32 samples.
 
         Gradients pass. Returns the dtype of the returns; float32 for integers.
+
+        Raises:
+            TypeError, RuntimeError: as :meth:`update`.
         """
         return _like(returns, self._normalize(returns, ANY_CLIP))
 
     def denormalize(self, values: Tensor) -> Tensor:
-        """``values * sqrt(var + epsilon)``; the values during the first 32 samples."""
+        """``values * sqrt(var + epsilon)``; the values during the first 32 samples.
+
+        Raises:
+            TypeError, RuntimeError: as :meth:`update`.
+        """
         return _like(values, self._normalize(values, ANY_CLIP, inverse=True))
 
     def update_and_normalize(
         self, returns: Tensor, *, mask: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
-        """:meth:`update`, then :meth:`normalize`: on CUDA one launch for both."""
+        """:meth:`update`, then :meth:`normalize`: on CUDA one launch for both.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: as :meth:`update`; the state is as it was.
+        """
         return _like(returns, self._step(returns, ANY_CLIP, mask, weights))
 
     def forward(self, returns: Tensor) -> Tensor:
