@@ -327,6 +327,7 @@ bool is_plain(PyObject *object)
       c10::DispatchKey::ZeroTensor,
       c10::DispatchKey::Batched,
       c10::DispatchKey::VmapMode,
+      c10::DispatchKey::NestedTensor,
       c10::DispatchKey::Tracer, // of torch.jit.trace
   });
   if (!THPVariable_CheckExact(object)) {

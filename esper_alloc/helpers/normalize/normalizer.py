@@ -132,23 +132,19 @@ class Normalizer(SharedStatistics):
             and not torch.compiler.is_compiling()
         ):
             held = self._buffers
-            try:
-                done = self._compiled.normalizer_step(
-                    held["_moments"],
-                    held[self._mean_name],
-                    held[self._var_name],
-                    held["count"],
-                    x,
-                    self.momentum,
-                    self._warm_up,
-                    self.epsilon,
-                    ANY_CLIP,
-                    self._scaling,
-                    False,
-                )
-            except RuntimeError:  # the kernels cannot ask a nested tensor for its sizes
-                self._check_values(x)
-                raise
+            done = self._compiled.normalizer_step(
+                held["_moments"],
+                held[self._mean_name],
+                held[self._var_name],
+                held["count"],
+                x,
+                self.momentum,
+                self._warm_up,
+                self.epsilon,
+                ANY_CLIP,
+                self._scaling,
+                False,
+            )
             if done is not NotImplemented:
                 return
         x = self._samples(x, mask, weights)
@@ -175,21 +171,17 @@ class Normalizer(SharedStatistics):
             and not _forward_derivatives()
         ):
             held = self._buffers
-            try:
-                result: Any = self._compiled.normalizer_apply(
-                    held["_moments"],
-                    held[self._mean_name],
-                    held[self._var_name],
-                    x,
-                    self._warm_up,
-                    self.epsilon,
-                    clip,
-                    self._scaling,
-                    inverse,
-                )
-            except RuntimeError:  # the kernels cannot ask a nested tensor for its sizes
-                self._check_values(x)
-                raise
+            result: Any = self._compiled.normalizer_apply(
+                held["_moments"],
+                held[self._mean_name],
+                held[self._var_name],
+                x,
+                self._warm_up,
+                self.epsilon,
+                clip,
+                self._scaling,
+                inverse,
+            )
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
         self._check_values(x)
@@ -227,23 +219,19 @@ class Normalizer(SharedStatistics):
             and not _forward_derivatives()
         ):
             held = self._buffers
-            try:
-                result: Any = self._compiled.normalizer_step(
-                    held["_moments"],
-                    held[self._mean_name],
-                    held[self._var_name],
-                    held["count"],
-                    x,
-                    self.momentum,
-                    self._warm_up,
-                    self.epsilon,
-                    clip,
-                    self._scaling,
-                    True,
-                )
-            except RuntimeError:  # the kernels cannot ask a nested tensor for its sizes
-                self._check_values(x)
-                raise
+            result: Any = self._compiled.normalizer_step(
+                held["_moments"],
+                held[self._mean_name],
+                held[self._var_name],
+                held["count"],
+                x,
+                self.momentum,
+                self._warm_up,
+                self.epsilon,
+                clip,
+                self._scaling,
+                True,
+            )
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
         self._check_values(x)
