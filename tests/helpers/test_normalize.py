@@ -292,6 +292,8 @@ BAD = [
     (lambda: torch.zeros(4, 3).to_sparse(), TypeError, "torch.sparse_coo"),
     (lambda: torch.nested.nested_tensor([torch.zeros(4, 3)]), TypeError, "nested"),
     (lambda: [[1.0, 2.0, 3.0]], TypeError, "takes a tensor, not list"),
+    (lambda: 1.0, TypeError, "takes a tensor, not float"),
+    (lambda: torch.zeros(64), ValueError, r"was given .* shape \(64,\)"),
 ]
 
 
@@ -794,6 +796,7 @@ BAD_STATES = [
     ({"var": "one"}, "var must be numbers"),
     ({"mean": torch.zeros(3, device="meta")}, "mean must be real numbers"),
     ({"_extra_state": torch.zeros(3)}, "extra state is not one that this version"),
+    ({"mean": torch.zeros(4), "_extra_state": torch.zeros(16)}, r"mean has shape \(4,\)"),
     ({"_extra_state": {"epsilon": 1.0}}, "extra state is not one that this version"),
     ({"_extra_state": torch.tensor([1, 0, 0.9, 0] + [1.0] * 8 + [-1.0])}, "cannot be moments"),
     ({"count": None}, 'Missing key.*"count"'),

@@ -121,6 +121,8 @@ class SavedStatistics(Statistics):
         TypeError or ValueError before."""
         prior = self._own_prior
         full = None
+        for name, value in (("mean", mean), ("var", var)):
+            self._moment(name, value, None)  # names another shape, which the extra state has too
         if extra is not None:
             prior, full = self._parsed_extra(extra)
         mean64, var64 = (

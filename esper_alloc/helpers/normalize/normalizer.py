@@ -59,11 +59,13 @@ class Normalizer(SharedStatistics):
 
     def _samples(self, x: Tensor, mask: Tensor | None, weights: Tensor | None) -> Tensor:
         """[..., *shape]: values to be taken in, checked. What does not end in the shape is
-        [rows, ...] and is broadcast to [rows, *shape]."""
+        [rows, ...] and is broadcast to [rows, *shape]; [rows] only where the shape is of one
+        element, for it may be a feature that was left out."""
         self._check_values(x)
         dims = len(self.shape)
         if not self._ends_in_shape(x):
-            if not 1 <= x.dim() <= dims + 1:
+            fewest = 1 if self.shape.numel() == 1 else 2
+            if not fewest <= x.dim() <= dims + 1:
                 raise self._other_shape(x)
             rows = x.reshape(len(x), *[1] * (dims + 1 - x.dim()), *x.shape[1:])
             try:
@@ -127,6 +129,7 @@ class Normalizer(SharedStatistics):
             return
         if (
             self._compiled is not None
+            and isinstance(x, Tensor)  # the kernels also take a number, for rewards
             and mask is None
             and weights is None
             and not torch.compiler.is_compiling()
@@ -213,6 +216,7 @@ class Normalizer(SharedStatistics):
             return _outside_graphs(self._step, x, clip, mask, weights)  # type: ignore[no-any-return]
         if (
             self._compiled is not None
+            and isinstance(x, Tensor)  # the kernels also take a number, for rewards
             and mask is None
             and weights is None
             and not torch.compiler.is_compiling()
