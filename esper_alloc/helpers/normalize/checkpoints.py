@@ -121,10 +121,12 @@ class SavedStatistics(Statistics):
         TypeError or ValueError before."""
         prior = self._own_prior
         full = None
-        for name, value in (("mean", mean), ("var", var)):
-            self._moment(name, value, None)  # names another shape, which the extra state has too
         if extra is not None:
-            prior, full = self._parsed_extra(extra)
+            try:
+                prior, full = self._parsed_extra(extra)
+            except ValueError:
+                self._moment("mean", mean)  # says if the shape is another one
+                raise
         mean64, var64 = (
             self._moment(name, value, None if full is None else full[row])
             for row, (name, value) in enumerate((("mean", mean), ("var", var)))
