@@ -144,6 +144,11 @@ def _fault_in_what_is_enqueued() -> BaseException | None:
     return None
 
 
+def is_running() -> bool:
+    """Whether an audit is under way in this process."""
+    return bool(load_shim().audit_state()[0])
+
+
 class audit:
     """Watches what the program does with GPU memory on several streams, and finds accesses
     that nothing orders, whichever allocator PyTorch uses.

@@ -30,9 +30,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
             '@pytest.mark.esper_audit(mode="raise")',
             pytrace=False,
         )
-    from .auditing import audit
+    from .auditing import audit, is_running
 
     auditing = audit(**marker.kwargs)
+    if is_running():  # around all of pytest, as by the command: its report has what is found here
+        yield
+        return
     report = auditing.__enter__()
     outcome = yield
     kind, error, trace = outcome.excinfo or (None, None, None)
@@ -40,5 +43,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
         auditing.__exit__(kind, error, trace)
     except Exception as found:  # in mode "raise", or explains the test's own error
         outcome.force_exception(found)
-    if outcome.excinfo is None and report.findings:
+    if outcome.excinfo is not None:
+        return
+    if report.findings:
         outcome.force_exception(pytest.fail.Exception(report.text(), pytrace=False))
+    elif not report.used_cuda:
+        item.warn(pytest.PytestWarning("esper_audit: no CUDA was used, so nothing was audited"))

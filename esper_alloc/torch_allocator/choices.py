@@ -102,7 +102,7 @@ class Switch(Choice):
 
     @property
     def choices(self) -> str:
-        return f"True or False, or 1 or 0 in {self.variable}"
+        return f"1 or 0 in {self.variable}, True or False in Python"
 
     def accepts(self, value: str) -> bool:
         return value in ("0", "1")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from on_sim import build
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -91,3 +92,17 @@ def test_it_is_installed_for_pytest() -> None:
     text = (TESTS.parent / "pyproject.toml").read_text()
     entry = 'esper_alloc = "esper_alloc.auditor.pytest_plugin"'
     assert f"[project.entry-points.pytest11]\n{entry}\n" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("audit, warned", [([], True), (["esper_alloc", "audit", "-m"], False)])
+def test_where_nothing_is_audited(audit: list[str], warned: bool, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n\n@pytest.mark.esper_audit\ndef test_nothing():\n    pass\n"
+    )
+    command = [sys.executable, "-m", *audit, "pytest", "-p", "no:cacheprovider", "-p"]
+    command += ["esper_alloc.auditor.pytest_plugin", "test_it.py"]
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CUDA_VISIBLE_DEVICES": ""}
+    said = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert "1 passed" in said, said
+    assert ("no CUDA was used, so nothing was audited" in said) == warned

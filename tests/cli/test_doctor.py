@@ -187,7 +187,9 @@ def test_a_torch_that_is_too_old_is_a_problem_with_both_versions() -> None:
 
 def test_no_gpu_leaves_replay() -> None:
     facts = facts_with(driver__available=False, driver__error="no libcuda", trial=None)
-    assert words.paths(facts) == ["none: only replay needs no GPU"]
+    assert words.paths(facts) == [
+        "none: without a GPU only replay, view, explain and the helpers work"
+    ]
 
 
 def test_without_a_gpu_it_says_that_it_loads() -> None:

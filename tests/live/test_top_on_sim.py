@@ -393,7 +393,7 @@ except ValueError as error:
 """
     program = start(code, ESPER_ALLOC_MONITOR="")
     assert program.first == [
-        "monitor='yes' is neither on nor off: use True or False, or 1 or 0 in ESPER_ALLOC_MONITOR",
+        "monitor='yes' is neither on nor off: use 1 or 0 in ESPER_ALLOC_MONITOR, True or False in Python",
         "",
     ]
     assert not place.exists()

@@ -78,7 +78,7 @@ def paths(facts: Facts) -> list[str]:
     if not facts["core"]["loaded"]:
         return ["none"]
     if not facts["driver"]["available"]:
-        return ["none: only replay needs no GPU"]
+        return ["none: without a GPU only replay, view, explain and the helpers work"]
     chosen = ["replay, which needs no GPU"]
     torch, shim = facts["torch"], facts["shim"]
     if torch["cuda"]:
