@@ -7,17 +7,12 @@
 #include "heap.h"
 #include "map.h"
 
-static bool has_no_address(esper_action action)
-{
-  return action == ESPER_TRACE_OOM || action == ESPER_TRACE_HELD_BACK;
-}
-
 /* The id of the pool around the address. */
 static const uint64_t *pool_around(const device_t *device, esper_action action, uintptr_t address)
 {
   static const uint64_t none[2];
-  const segment_t *segment =
-      has_no_address(action) ? NULL : map_find_segment(device->core->map, address);
+  bool has_address = action != ESPER_TRACE_OOM && action != ESPER_TRACE_HELD_BACK;
+  const segment_t *segment = has_address ? map_find_segment(device->core->map, address) : NULL;
   return segment ? segment->heap->pool_id : none;
 }
 

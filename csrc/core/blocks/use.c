@@ -79,8 +79,7 @@ static void use_take_later(use_t *use, record_t *record)
 /* The flags of two uses that become one. It is a loan only if both are. */
 static unsigned flags_unite(unsigned a, unsigned b)
 {
-  unsigned loan = a & b & USE_IS_LOAN;
-  return ((a | b) & ~USE_IS_LOAN) | loan;
+  return ((a | b) & ~USE_IS_LOAN) | (a & b & USE_IS_LOAN);
 }
 
 /* A live block's use is followed by a later one on the same stream. An event at the free will be

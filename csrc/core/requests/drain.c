@@ -131,12 +131,6 @@ static esper_status wait_for_device(device_t *device, unsigned how,
   return ESPER_OK;
 }
 
-/* If captures are not announced, a pool that was begun does not prove that one is going on. */
-static bool is_captured(device_t *device)
-{
-  return capturing_is_announced(device) || stream_any_is_captured(device);
-}
-
 /* Whether a stream that the core has never met may be captured: nobody announces captures, and a
  * pool is open that may be for one. */
 static bool may_be_a_capture(device_t *device)
@@ -157,8 +151,10 @@ static esper_status drain_alone(device_t *device, unsigned how)
   }
   bool left = !(how & DRAIN_GENTLY) || !may_be_a_capture(device), capturing = false;
   status = wait_for_streams(device, how, &left, &capturing);
+  /* A capture may have begun meanwhile. If captures are not announced, a pool that was begun does
+   * not prove that one is going on. */
   if (status == ESPER_OK && left)
-    status = capturing || is_captured(device) /* a capture may have begun meanwhile */
+    status = capturing || capturing_is_announced(device) || stream_any_is_captured(device)
                  ? error_set(ESPER_CAPTURING,
                              "a stream of device %d is being captured: end the capture first",
                              device->index)

@@ -68,7 +68,7 @@ class RunningMeanStd(Normalizer):
             x: ``[..., *shape]``, any number of leading dimensions; float32, float64,
                 float16, bfloat16 or integers. Other shapes are ``[rows, ...]``, which
                 is broadcast to ``[rows, *shape]``; ``[N]`` gives N samples to a
-                normaliser of one element, such as of shape ``(1,)``, alone. An empty batch changes nothing. Of NaN and
+                normaliser of one element alone. An empty batch changes nothing. Of NaN and
                 infinity see :mod:`esper_alloc.helpers.normalize`.
             mask: bool, of the leading dimensions or like x after broadcasting; false: does
                 not count.
