@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -501,6 +502,8 @@ def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixtu
     huge, quiet = Recorder(), Recorder()
     huge.alloc(1 << 41)
     quiet.note()
+    zero = Writer()
+    zero.event(box.ALLOC, 4096, 0, zero.lane())
     for name, data, words in (
         ("cut", whole[:-40], "cut off"), ("short", whole[:50], "cut off"),
         ("other", b"hello, this is no recording", "neither a memory snapshot nor"),
@@ -512,6 +515,7 @@ def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixtu
         ("contradiction", pickle.dumps(snapshot), "contradicts the segments at the end"),
         ("quiet", pickle.dumps(snapshot_of(quiet)), "no events"),
         ("version", whole[:8] + b"\x09" + whole[9:], "another version"),
+        ("zero", zero.write(tmp_path / "zero").read_bytes(), "damaged: event 0 is of 0 bytes"),
         ("nothing", Writer().write(tmp_path / "nothing").read_bytes(), "no events"),
     ):  # fmt: skip
         file = tmp_path / f"{name}.box"
@@ -519,6 +523,10 @@ def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixtu
         assert main(["view", str(file)]) == 2
         said = capsys.readouterr()
         assert said.out == "" and said.err.count("\n") == 1 and words in said.err, said.err
+    os.mkfifo(tmp_path / "pipe")
+    for command in ("view", "replay", "explain"):
+        assert main([command, str(tmp_path / "pipe")]) == 2
+        assert capsys.readouterr().err.endswith("pipe: is a pipe: save it to a file first\n")
     assert main(["view", str(tmp_path / "missing")]) == 2
     assert main(["view", str(tmp_path / "whole"), "--output", str(tmp_path / "whole")]) == 2
     assert "overwrite" in capsys.readouterr().err
