@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -494,7 +495,9 @@ def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
 # ---- what is refused ----------------------------------------------------------------
 
 
-def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
+def test_refused_files_leave_nothing_behind(
+    tmp_path: Path, capsys: CaptureFixture[str], monkeypatch: MonkeyPatch
+) -> None:
     whole = training(steps=1).write(tmp_path / "whole").read_bytes()
     snapshot = snapshot_like(tmp_path / "whole")
     pickle_of = pickle.dumps(snapshot)
@@ -531,6 +534,16 @@ def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixtu
     assert main(["view", str(tmp_path / "whole"), "--output", str(tmp_path / "whole")]) == 2
     assert "overwrite" in capsys.readouterr().err
     assert (tmp_path / "whole").read_bytes() == whole
-    assert main(["view", str(tmp_path / "whole"), "--output", str(tmp_path / "no" / "page")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
-    assert not [*tmp_path.glob("*.html"), *tmp_path.glob("*.part")]
+    assert main(["view", str(tmp_path / "whole"), "--output", str(tmp_path / "no" / "p\nage")]) == 1
+    assert "p\\nage: cannot be written" in capsys.readouterr().err
+    page = tmp_path / "page"
+    view_page = ["view", str(tmp_path / "whole"), "--output", str(page)]
+    for make in (os.mkfifo, lambda path: path.symlink_to("empty.box")):
+        make(page)
+        before = page.lstat()
+        assert main(view_page) == 1 and page.lstat() == before
+        assert "cannot be written: a link, a folder or a device" in capsys.readouterr().err
+        page.unlink()
+    monkeypatch.setattr(os, "replace", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert main(view_page) == 130
+    assert not [*tmp_path.glob("*.html"), *tmp_path.glob("*.part*")]
