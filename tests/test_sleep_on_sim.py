@@ -399,10 +399,11 @@ say(result=result, sum=float(x.cpu().sum()))
 
 def test_bad_arguments_are_refused(run: Run) -> None:
     found = run("""
+from esper_alloc.installation.pytorch import load_shim
 x = on_device(torch.ones(5))
 def entered(name):
-    with esper_alloc.tag(name):
-        pass
+    assert error_of(load_shim().push_tag, name) == error_of(esper_alloc.tag, name)
+    esper_alloc.tag(name)
 say(said=[error_of(esper_alloc.sleep, "nobody"), error_of(esper_alloc.sleep, keep="disk"),
           error_of(esper_alloc.wake, ["nobody"]), error_of(esper_alloc.sleep, device=7),
           error_of(entered, ""), error_of(entered, "x" * 64), error_of(entered, 5),
@@ -460,6 +461,11 @@ def test_without_the_allocator_tags_do_nothing_and_sleep_refuses() -> None:
         pytest.skip("this process runs on esper_alloc")
     with esper_alloc.tag("weights"):
         assert esper_alloc.tag_stats() == {}
+    for name in ("", "x" * 64, "a\0b", 5, None):
+        with pytest.raises((TypeError, ValueError), match="^a tag "):
+            esper_alloc.tag(name)
+    with pytest.raises(TypeError, match="process_groups=5: pass a list"):
+        esper_alloc.asleep(process_groups=5)
     with pytest.raises(RuntimeError, match="enable"):
         esper_alloc.sleep()
     with pytest.raises(RuntimeError, match="enable"):
@@ -658,6 +664,17 @@ def test_the_memory_saver_keeps_before_it_drops(monkeypatch: pytest.MonkeyPatch)
     saver._regions = {"a": {"drops": "nothing", "keeps": "host"}, "b": {"keeps too": "host"}}
     saver.pause()
     assert slept == [(["keeps", "keeps too"], "host"), (["drops"], "nothing")]
+
+
+def test_what_stays_is_told_on_the_line_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = importlib.import_module("esper_alloc.torch_allocator.sleep")
+    stays = sleep.SleepResult(0, 0, (sleep.Stay(5, "why"),))
+    monkeypatch.setattr(sleep, "sleep", lambda *_: stays)
+    saver = importlib.import_module("esper_alloc.torch_allocator.memory_saver").MemorySaver()
+    saver._regions = {"a": {"keeps": "host"}}
+    with pytest.warns(RuntimeWarning, match="5 bytes do not go to sleep: why") as told:
+        saver.pause()
+    assert told[0].filename == __file__
 
 
 def test_the_memory_savers_graphs_have_a_tag(run: Run) -> None:

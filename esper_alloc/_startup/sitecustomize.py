@@ -93,9 +93,10 @@ def enable():
             warnings.filterwarnings("ignore", "esper_alloc does nothing here", RuntimeWarning)
             import_package()
     except Exception as error:
-        sys.stderr.write(
-            "esper_alloc: process %d keeps PyTorch's own allocator: %s\n" % (os.getpid(), error)
-        )
+        if sys.stderr is not None:  # it is where it was closed
+            sys.stderr.write(
+                "esper_alloc: process %d keeps PyTorch's own allocator: %s\n" % (os.getpid(), error)
+            )
 
 
 def chain():

@@ -16,9 +16,11 @@ import threading
 import zipfile
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .complaint import complain
 from .program import add_program, program_of
 
 DESCRIPTION = """\
@@ -70,7 +72,8 @@ def _exit_code(error: SystemExit) -> int:
     """As the interpreter has it."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
-    print(error.code, file=sys.stderr)
+    if sys.stderr is not None:
+        print(error.code, file=sys.stderr)
     return 1
 
 
@@ -88,8 +91,7 @@ def _run_program(start: Callable[[], Any]) -> tuple[int, Any]:
         while entry is not None and _is_ours(entry):
             entry = entry.tb_next
         if entry is None and isinstance(error, ImportError):  # there is no such program
-            print(f"esper_alloc audit: {error}", file=sys.stderr)
-            return 2, error
+            return complain("audit", error, 2), error
         error.__traceback__ = entry
         sys.excepthook(type(error), error, entry)  # the program may have set one
         return 1, error
@@ -152,11 +154,19 @@ def _join_threads() -> None:
 
 
 def _write(said: str, output: str | None) -> None:
-    if output is None:
+    if output is not None:
+        try:
+            with open(output, "w", encoding="utf-8") as file:
+                file.write(said + "\n")
+            return
+        except OSError as error:  # the program may have removed its folder
+            complain("audit", _unwritten(output, error), 1)
+    if sys.stderr is not None:
         print(said, file=sys.stderr)
-    else:
-        with open(output, "w", encoding="utf-8") as file:
-            file.write(said + "\n")
+
+
+def _unwritten(output: str, error: OSError) -> str:
+    return f"--output {output}: {error.strerror or error}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -168,22 +178,19 @@ def run(args: argparse.Namespace) -> int:
 
     program, arguments = program_of(args)
     if not args.is_module and not os.path.exists(program):
-        print(f"esper_alloc audit: there is no file {program}", file=sys.stderr)
-        return 2
+        return complain("audit", f"there is no file {program}", 2)
+    if not args.is_module and not os.access(program, os.R_OK):
+        return complain("audit", f"{program} cannot be read by this user", 2)
     hidden = hidden_cuda()
     if args.fence and hidden is not None:
-        print(f"esper_alloc audit: --fence needs esper_alloc, and {hidden.why}", file=sys.stderr)
-        return 1
+        return complain("audit", f"--fence needs esper_alloc, and {hidden.why}", 1)
     if args.output is not None:
         args.output = os.path.abspath(args.output)  # the program may change its directory
         try:
-            open(args.output, "w").close()
+            if not Path(args.output).is_fifo():  # its reader would take this for the end
+                open(args.output, "w").close()
         except OSError as error:
-            print(
-                f"esper_alloc audit: --output {args.output}: {error.strerror or error}",
-                file=sys.stderr,
-            )
-            return 2
+            return complain("audit", _unwritten(args.output, error), 2)
     try:
         for choice in ALL:
             choice.in_environment(os.environ)
@@ -192,8 +199,8 @@ def run(args: argparse.Namespace) -> int:
         auditing = audit(mode=args.mode, fence=args.fence)
         report = auditing.__enter__()
     except (RuntimeError, ValueError) as error:
-        print(f"esper_alloc audit: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1  # 2: a bad value in the environment
+        # 2: a bad value in the environment
+        return complain("audit", error, 2 if isinstance(error, ValueError) else 1)
     process, code, kept = os.getpid(), 0, None
     try:
         code, kept = _run_program(_starter(program, arguments, args.is_module))

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import workers
-from .plots import PlotError, check_plot
+from .complaint import complain
+from .plots import PlotError, check_plot, write_plot
 from .progress import Progress
 from .workers import OURS, WorkerFailed
 
@@ -92,7 +93,7 @@ def measure(rounds: int, small: bool) -> Measured:
         if allocator == OURS:
             raise BenchError(why)
         progress.clear()
-        print(f"left out: {why}", file=sys.stderr, flush=True)
+        complain("bench", f"left out: {why}", 0)
         for _ in range(turn, rounds):
             progress.end()
 
@@ -159,10 +160,6 @@ def as_json(measured: Measured) -> dict[str, Any]:
         "medians": medians(measured),
         "processes": measured,
     }
-
-
-def draw(measured: Measured, path: str) -> None:
-    picture(measured).savefig(path, dpi=130)
 
 
 def picture(measured: Measured) -> Any:
@@ -238,9 +235,8 @@ def run(args: Any) -> int:
         check_machine()
         measured = measure(args.rounds, args.small)
         if plot is not None:
-            draw(measured, plot)
+            write_plot(picture(measured), plot)
     except (PlotError, BenchError, OSError) as error:
-        print(f"esper_alloc bench: {error}", file=sys.stderr)
-        return 2 if isinstance(error, PlotError) else 1
+        return complain("bench", error, 2 if isinstance(error, PlotError) else 1)
     print(json.dumps(as_json(measured), indent=2) if args.json else as_table(measured))
     return 0

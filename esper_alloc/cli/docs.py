@@ -7,6 +7,8 @@ import difflib
 import sys
 from pathlib import Path
 
+from .complaint import complain
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
@@ -44,10 +46,9 @@ def run(args: argparse.Namespace) -> int:
         near = [*difflib.get_close_matches(args.page.lower(), found, 1), *telling]
         meant = f"; did you mean {near[0]}?" if near else "."
         hint = f"{meant} There are: {', '.join(sorted(found))}"
-        print(f"there is no page {args.page!r}{hint}", file=sys.stderr)
-        return 2
+        return complain("docs", f"there is no page {args.page!r}{hint}", 2)
     print(path.read_text(encoding="utf-8"), end="")
-    if path.stem == "index":
+    if path.stem == "index" and sys.stderr is not None:
         hint = "`esper-alloc docs NAME` prints a page, such as `uses` for `uses.md`."
         print(hint, file=sys.stderr)
     return 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
+from ..recorder.words import printable
 from ..replay.replay import ReplayError
-from ..replay.snapshot import SnapshotError, printable
+from ..replay.snapshot import SnapshotError
+from .complaint import complain
 from .progress import Progress
 
 _EPILOG = """\
@@ -43,14 +44,14 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        return _complain("needs numpy: python -m pip install numpy", 2)
+        return complain("explain", "needs numpy: python -m pip install numpy", 2)
     progress = Progress(1)
     try:
         found = explain_file(args.file, progress.begin)
     except SnapshotError as error:
-        return _complain(str(error), 2)
+        return complain("explain", error, 2)
     except ReplayError as error:
-        return _complain(str(error), 1)
+        return complain("explain", error, 1)
     finally:
         progress.close()
     if args.json:
@@ -59,14 +60,10 @@ def run(args: argparse.Namespace) -> int:
         print("\n\n".join(words.in_words(one, args.all) for one in found))
     if found:
         return 0
-    return _complain(
+    return complain(
+        "explain",
         f"{printable(args.file)}: memory did not run out in it, and only that is explained. Record "
         "until it does: a black box is written then; for a snapshot call _dump_snapshot() where "
         "the OutOfMemoryError is caught. `view` shows what this file has",
         1,
     )
-
-
-def _complain(what: str, code: int) -> int:
-    print(f"esper_alloc explain: {what}", file=sys.stderr)
-    return code

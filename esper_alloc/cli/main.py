@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+
+from .complaint import complain
 
 COMMANDS = {
     "run": "run a Python script or module, unmodified, on esper_alloc",
@@ -80,14 +83,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ..installation.pytorch import not_built
 
         why = not_built() or f"{error}\n`{program()} doctor` says what is missing."
-        print(f"esper_alloc {command}: cannot be loaded: {why}", file=sys.stderr)
-        return 1
+        return complain(f"{command}", f"cannot be loaded: {why}", 1)
     if command not in COMMANDS and command is not None and command.endswith(".py"):
         parser.error(f"{command} is no command: did you mean `{program()} run {command}`?")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         follow = "; options of the program follow SCRIPT" if command in ("run", "audit") else ""
         parser.error(f"{unknown[0]} is not understood: see `{program()} {command} --help`{follow}")
+    is_ours = command not in ("run", "audit")  # else the output and its errors are the program's
+    if is_ours and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = int(args.run(args))
         if sys.stdout is not None and not sys.stdout.closed:  # `audit` runs who may close it
@@ -96,6 +101,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The interpreter flushes once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        if not is_ours:
+            raise
+        return complain(f"{command}", _in_words(error), 1)
+
+
+def _drop_output() -> None:
+    """The interpreter flushes once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _in_words(error: OSError) -> str:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _drop_output()
+    if error.filename is not None:
+        return str(error)
+    return f"the output cannot be written: {error.strerror or error}"

@@ -1,8 +1,12 @@
-"""Whether a picture can be drawn: said before anything is measured or read."""
+"""Whether a picture can be drawn, which is said before anything is measured or read; and its
+file."""
 
 from __future__ import annotations
 
+import io
 import os
+from pathlib import Path
+from typing import Any
 
 #: What a picture's name may end in.
 FORMATS = (".png", ".svg")
@@ -26,3 +30,11 @@ def check_plot(path: str) -> None:
             f"--plot {path}: needs matplotlib: python -m pip install matplotlib "
             "(without --plot it is not needed)"
         ) from None
+
+
+def write_plot(picture: Any, path: str) -> None:
+    """Draws a matplotlib figure, in the format that the name ends in. Drawing takes long: the file
+    is as it was until it is over. Raises OSError."""
+    drawn = io.BytesIO()
+    picture.savefig(drawn, dpi=130, format=os.path.splitext(path)[1][1:].lower())
+    Path(path).write_bytes(drawn.getvalue())

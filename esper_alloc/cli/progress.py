@@ -10,13 +10,13 @@ from typing import Any
 
 class Progress:
     """A bar of `total` steps on stderr. Without tqdm or a terminal, a line for each step that
-    begins `every_s` seconds or more after the last line."""
+    begins `every_s` seconds or more after the last line. Nothing where stderr is closed."""
 
     def __init__(self, total: int, every_s: float = 5.0) -> None:
         self._bar: Any = None
         self._every_s = every_s
         self._last = time.monotonic()
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             try:
                 tqdm = importlib.import_module("tqdm").tqdm
             except ImportError:
@@ -28,7 +28,7 @@ class Progress:
         now = time.monotonic()
         if self._bar is not None:
             self._bar.set_description_str(what)
-        elif now - self._last >= self._every_s:
+        elif sys.stderr is not None and now - self._last >= self._every_s:
             print(what, file=sys.stderr, flush=True)
             self._last = now
 

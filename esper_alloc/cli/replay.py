@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..recorder.words import mib
 from ..replay import plot
 from ..replay.recorded import Recorded
 from ..replay.replay import (
@@ -22,7 +22,8 @@ from ..replay.replay import (
     replay,
 )
 from ..replay.snapshot import SnapshotError
-from .plots import PlotError, check_plot
+from .complaint import complain
+from .plots import PlotError, check_plot, write_plot
 from .progress import Progress
 
 # ---- what is printed ----------------------------------------------------------
@@ -67,15 +68,11 @@ _COLUMNS = (
 )
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
-
-
 def _peak_cells(peaks: Recorded | Replayed) -> tuple[str, ...]:
     return (
-        _mib(peaks.peak_allocated),
-        _mib(peaks.peak_active),
-        _mib(peaks.peak_reserved),
+        mib(peaks.peak_allocated),
+        mib(peaks.peak_active),
+        mib(peaks.peak_reserved),
         f"{fragmentation(peaks.peak_active, peaks.peak_reserved):.1%}",
         f"{peaks.segments:,}",
     )
@@ -89,7 +86,7 @@ def _rows(recording: Recording, runs: Sequence[Replayed]) -> Iterator[Sequence[s
         calls = sum(run.device_calls.values())
         time_each = f"{run.ns_per_operation:,.0f}"
         yield f"replayed {run.kind}", *_peak_cells(run), time_each, f"{calls:,}"
-    yield ("native's blocks", _mib(native.allocated), _mib(native.active), "", "", "", "", "")
+    yield ("native's blocks", mib(native.allocated), mib(native.active), "", "", "", "", "")
 
 
 def as_table(
@@ -179,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
             check_plot(args.plot)
         recordings = _load(args.files)
     except (PlotError, SnapshotError) as error:
-        return _complain(error, 2)
+        return complain("replay", error, 2)
     kinds = _chosen(args.segments)
     results: list[tuple[Recording, list[Replayed]]] = []
     progress = Progress(len(recordings) * len(kinds))
@@ -197,13 +194,13 @@ def run(args: argparse.Namespace) -> int:
                 print(as_table(recording, runs, args.device, args.verbose), end="\n\n", flush=True)
         if args.plot is not None:
             progress.begin(f"drawing {args.plot}")
-            plot.draw(results, args.plot)
-    except BrokenPipeError:
+            write_plot(plot.picture(results), args.plot)
+    except OSError:  # main() says it
         progress.close()
         raise
-    except (ReplayError, OSError) as error:
+    except ReplayError as error:
         progress.close()
-        return _complain(error, 1)
+        return complain("replay", error, 1)
     progress.close()
     if args.json:
         print(json.dumps([as_json(one, ran) for one, runs in results for ran in runs], indent=2))
@@ -221,8 +218,3 @@ def _load(files: Sequence[str]) -> list[Recording]:
     finally:
         progress.close()
     return recordings
-
-
-def _complain(error: Exception, code: int) -> int:
-    print(f"esper_alloc replay: {error}", file=sys.stderr)
-    return code

@@ -33,6 +33,7 @@ from ..torch_allocator.choices import (
     Size,
 )
 from ..torch_allocator.enabling import SWITCHED_OFF, is_switched_off, wrong_switch
+from .complaint import complain
 from .diagnosis.facts import Facts, gather_shim
 from .program import add_program, program_of
 
@@ -234,7 +235,8 @@ def unwritable(record: str | None, black_box: str | None) -> str | None:
     if (black_box or os.environ.get(BLACK_BOX.variable)) == "off":
         return f"--record needs the black box, which {BLACK_BOX.variable} or --black-box turns off"
     folder = os.path.dirname(os.path.abspath(record))
-    if os.path.isdir(record) or not os.access(folder, os.W_OK):
+    no_file = os.path.exists(record) and not os.path.isfile(record)  # a folder, a device
+    if no_file or not os.access(folder, os.W_OK):
         return f"--record {record}: no file can be written there"
     return None
 
@@ -242,12 +244,11 @@ def unwritable(record: str | None, black_box: str | None) -> str | None:
 def run(args: argparse.Namespace) -> int:
     """Replaces this process by the program; returns only when refusing to."""
     if is_switched_off():
-        print(f"esper_alloc run: {SWITCHED_OFF}: {KEEPS_ITS_OWN}", file=sys.stderr)
+        complain("run", f"{SWITCHED_OFF}: {KEEPS_ITS_OWN}", 0)
         return execute(args, dict(os.environ))
     problem = refusal() or unwritable(args.record, args.black_box)
     if problem is not None:
-        print(f"esper_alloc run: {problem}", file=sys.stderr)
-        return 2
+        return complain("run", problem, 2)
     chosen = {ALLOWANCE: args.allowance, SEGMENTS: args.segments, USES: args.uses}
     chosen |= {BLACK_BOX: args.black_box, MONITOR: args.monitor, MEMORY_SAVER: args.memory_saver}
     environment = child_environment(os.environ, chosen)
@@ -258,20 +259,15 @@ def run(args: argparse.Namespace) -> int:
         for choice in ALL:
             choice.in_environment(environment)
     except ValueError as error:
-        print(f"esper_alloc run: {error}", file=sys.stderr)
-        return 2
+        return complain("run", error, 2)
     torch = installed_torch()
     problem = mismatch(torch, gather_shim(), environment.get(USES.variable))
     if problem is not None:
-        print(
-            f"esper_alloc run: {problem}; `python -m esper_alloc doctor` has the remedy",
-            file=sys.stderr,
-        )
-        return 1
+        return complain("run", f"{problem}; `python -m esper_alloc doctor` has the remedy", 1)
     missing = no_cuda(torch)
     if missing is not None:
         nothing = "" if args.record is None else f", and nothing is recorded into {args.record}"
-        print(f"esper_alloc run: {missing}: {KEEPS_ITS_OWN}{nothing}", file=sys.stderr)
+        complain("run", f"{missing}: {KEEPS_ITS_OWN}{nothing}", 0)
     return execute(args, environment)
 
 
@@ -302,15 +298,16 @@ def execute(args: argparse.Namespace, environment: dict[str, str]) -> int:
         places = (os.path.dirname(sys.executable), environment.get("PATH", ""))
         found = shutil.which(program, path=os.pathsep.join(places))
         if found is not None and not is_python(found):
-            print(
-                f"esper_alloc run: {found} is no Python command: start it without `run`, and write "
+            return complain(
+                "run",
+                f"{found} is no Python command: start it without `run`, and write "
                 "`python -m esper_alloc run` in place of `python` where it starts Python",
-                file=sys.stderr,
+                2,
             )
-            return 2
         program = found or program
     command += ["-m", program] if args.is_module else [program]
     command += arguments
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it is where it was closed
+            stream.flush()
     os.execve(sys.executable, command, environment)

@@ -21,6 +21,7 @@ from ..live.attached import (
     watchable,
 )
 from ..live.sockets import folders
+from .complaint import complain
 
 INTERVAL = 1.0
 HOW = "start it with `run --monitor`, enable(monitor=True) or ESPER_ALLOC_MONITOR=1"
@@ -54,18 +55,20 @@ def run(args: argparse.Namespace) -> int:
         if pid is None:
             found = watchable()
             if not found:
-                return _complain(f"no program of yours can be watched: {HOW}", 1)
+                return complain("top", f"no program of yours can be watched: {HOW}", 1)
             if len(found) > 1:
                 print("\n".join(map(_listed, found)))
-                return _complain("there are several programs: name one, as in `top PID`", 2)
+                return complain("top", "there are several programs: name one, as in `top PID`", 2)
             (pid,) = found
         attached = Attached(pid)
         reading = attached.read()
     except EndedError:
         where = " or ".join(folders())
-        return _complain(f"process {args.pid} cannot be watched: {HOW} (no socket in {where})", 1)
+        return complain(
+            "top", f"process {args.pid} cannot be watched: {HOW} (no socket in {where})", 1
+        )
     except AnswerError as error:
-        return _complain(str(error), 1)
+        return complain("top", error, 1)
     if args.json:
         print(json.dumps(as_json(reading, args.lines)))
     elif args.once:
@@ -100,7 +103,7 @@ def _watch(attached: Attached, reading: Reading, lines: int) -> int:
         print(f"process {attached.pid} has ended")
     except AnswerError as error:
         close()
-        return _complain(str(error), 1)
+        return complain("top", error, 1)
     except KeyboardInterrupt:
         close()
     return 0
@@ -256,8 +259,3 @@ def _screen() -> tuple[Callable[[list[Table]], object], Callable[[], object]]:
     screen = live.Live(auto_refresh=False, screen=sys.stdout.isatty())
     screen.start()
     return lambda shown: screen.update(console.Group(*map(drawn, shown)), refresh=True), screen.stop
-
-
-def _complain(what: str, code: int) -> int:
-    print(f"esper_alloc top: {what}", file=sys.stderr)
-    return code

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
 
 from ..recorder.reading import BlackBox, BlackBoxError, is_black_box, load_black_box
-from ..replay.snapshot import SnapshotError, printable
+from ..recorder.words import printable
+from ..replay.snapshot import SnapshotError
+from .complaint import complain
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,18 +42,19 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        return _complain("needs numpy: python -m pip install numpy", 2)
+        return complain("view", "needs numpy: python -m pip install numpy", 2)
     try:
         recording = _load(args.file, output)
     except (BlackBoxError, SnapshotError) as error:
-        return _complain(str(error), 2)
+        return complain("view", error, 2)
+    name = printable(output)
     try:
         size = write_page(recording, output)
     except OSError as error:
-        return _complain(f"{output}: cannot be written: {error.strerror or error}", 1)
-    print(f"{output}: {size / 2**20:.1f} MiB, {len(recording):,} events")
+        return complain("view", f"{name}: cannot be written: {error.strerror or error}", 1)
+    print(f"{name}: {size / 2**20:.1f} MiB, {len(recording):,} events")
     if args.open and not webbrowser.open(Path(output).resolve().as_uri()):
-        return _complain(f"{output}: no browser was found: open it yourself", 1)
+        return complain("view", f"{name}: no browser was found: open it yourself", 1)
     return 0
 
 
@@ -71,8 +73,3 @@ def _load(file: str, output: str) -> BlackBox:
     if not len(recording):
         raise BlackBoxError(f"{name}: it has no events: there is nothing to show")
     return recording
-
-
-def _complain(what: str, code: int) -> int:
-    print(f"esper_alloc view: {what}", file=sys.stderr)
-    return code

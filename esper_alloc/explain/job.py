@@ -164,7 +164,7 @@ class Job:
         active = np.flatnonzero(self.live | self.pending)
         active = active[np.argsort(self.addresses[active])]
         begins = self.addresses[active]
-        ends = begins + (self.sizes[active] + 511 & -512)
+        ends = begins + rounded(self.sizes[active])
         found = []
         for one in self.ranges:
             first, last = np.searchsorted(begins, [one.start, one.end])

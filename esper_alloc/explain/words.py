@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..recorder.words import mib, printable
 from ..replay.reader import DEFAULT_POOL
-from ..replay.snapshot import printable
 from . import causes
 from .changes import Tried
 from .explanation import Explanation, largest_lines
 from .job import Job
-
-
-def mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
 
 
 def _peak(size: int) -> str:

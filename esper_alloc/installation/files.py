@@ -17,6 +17,9 @@ def library_path() -> str:
     orders each free after all of the device's earlier work.
     :func:`pluggable_allocator` connects what is missing.
 
+    Raises:
+        UnavailableError: the core was not built.
+
     Example::
 
         library = ctypes.CDLL(esper_alloc.library_path())
@@ -31,6 +34,9 @@ def library_path() -> str:
 
 def get_include() -> str:
     """The folder that holds ``esper_alloc.h``, for C and C++ compilers.
+
+    Raises:
+        UnavailableError: the installation lacks it.
 
     Example::
 

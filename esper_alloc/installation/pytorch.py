@@ -47,6 +47,9 @@ class OtherTorchError(UnavailableError):
         )
         self.difference = difference
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OtherTorchError, (self.difference,)
+
 
 class NoCudaError(UnavailableError):
     """There is no CUDA memory to allocate here. `why` says it in half a sentence."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from .. import _core
+from ..recorder.words import printable
 from ..view.places import NO_STACK, category_of, line_of
 from .figures import FIGURES
 from .sockets import connect, folders, opened, sockets
@@ -121,7 +122,7 @@ class Attached:
             raise AnswerError(f"process {self.pid}: {error}") from None
         except _NONSENSE as error:
             raise AnswerError(
-                f"process {self.pid}: its answer cannot be understood: {_printable(error)}"
+                f"process {self.pid}: its answer cannot be understood: {printable(error)}"
             ) from None
         raise AnswerError(f"process {self.pid} does not finish its answers")
 
@@ -194,7 +195,7 @@ class Attached:
             at += 4
             frames = body[at : at + length].decode(errors="replace").split("\n")
             at += length
-            self._sites.append((category_of(frames), _printable(line_of(frames))))
+            self._sites.append((category_of(frames), printable(line_of(frames))))
 
     def _reading(self, answer: dict[str, Any], lines: bool) -> Reading:
         devices = {
@@ -210,8 +211,8 @@ class Attached:
             self._count(devices)
         return Reading(
             self.pid,
-            _printable(answer["program"]),
-            _printable(answer["esper_alloc"]),
+            printable(answer["program"]),
+            printable(answer["esper_alloc"]),
             _number(answer["seconds"]),
             devices,
             without,
@@ -264,7 +265,3 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError("it has something else than a number")
     return value
-
-
-def _printable(text: object) -> str:
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(text))

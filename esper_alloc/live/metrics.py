@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..installation.devices import check_device_name, device_index
 from ..installation.pytorch import untyped
 from .figures import FIGURES, figures_of, is_ours, used_devices
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["PrometheusCollector", "metrics", "prometheus_text"]
 
 
-def metrics(device: int | None = None) -> dict[str, float]:
+def metrics(device: torch.device | str | int | None = None) -> dict[str, float]:
     """The figures of a device (None: the current one), by name.
 
     At this moment, in bytes:
@@ -35,7 +39,9 @@ def metrics(device: int | None = None) -> dict[str, float]:
     ``pluggable_allocator()``.
 
     Raises:
-        ValueError: this process has no such CUDA device.
+        ValueError: this process has no such CUDA device. Before CUDA is used only the name is
+            checked.
+        TypeError: `device` is neither index, name nor torch.device.
 
     Example::
 
@@ -43,13 +49,9 @@ def metrics(device: int | None = None) -> dict[str, float]:
     """
     torch = untyped(sys.modules.get("torch"))
     if torch is None or not torch.cuda.is_initialized():
+        check_device_name(device)
         return {}
-    index = torch.cuda.current_device() if device is None else device
-    if index not in range(torch.cuda.device_count()):
-        raise ValueError(
-            f"there is no CUDA device {device}; this process sees {torch.cuda.device_count()}"
-        )
-    return figures_of(index)
+    return figures_of(device_index(device))
 
 
 def _families() -> Iterator[tuple[str, bool, str, list[tuple[dict[str, str], float]]]]:

@@ -80,6 +80,7 @@ def close_monitor() -> None:
     if _listener is not None:
         with contextlib.suppress(OSError):
             os.unlink(_path)
+        with contextlib.suppress(OSError):
             _listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         _listener.close()
         _listener = None

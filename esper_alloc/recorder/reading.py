@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from .. import _core
+from .words import printable
 
 #: The kinds of events (csrc/black_box/format.h).
 ALLOC, FREE, PENDING, AVAILABLE, USE = 1, 2, 3, 4, 5
 SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM, HELD_BACK = 6, 7, 8, 9, 10, 11
+_OF_MEMORY = {ALLOC, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP}
 
 #: How such a file begins.
 MAGIC = b"ESPRBOX1"
@@ -112,7 +115,11 @@ class BlackBox:
 
 
 def is_black_box(path: str | os.PathLike[str]) -> bool:
-    """Whether the file begins as those of a black box do. Raises OSError."""
+    """Whether the file begins as those of a black box do. Raises OSError, or BlackBoxError for a
+    pipe: what is read of it here would be missing later."""
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        name = printable(os.fsdecode(path))
+        raise BlackBoxError(f"{name}: is a pipe: save it to a file first")
     with open(path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
@@ -123,8 +130,7 @@ def load_black_box(path: str | os.PathLike[str]) -> BlackBox:
     Raises:
         BlackBoxError: it cannot be read, is no such file, or is damaged.
     """
-    name = os.fsdecode(path)
-    printable = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in name)
+    name = printable(os.fsdecode(path))
     try:
         with open(path, "rb") as file:
             found = _core.black_box_read(file.read())
@@ -132,18 +138,23 @@ def load_black_box(path: str | os.PathLike[str]) -> BlackBox:
         if not isinstance(info, dict):
             raise ValueError("it is damaged: its description is no JSON object")
     except OSError as error:
-        raise BlackBoxError(f"{printable}: cannot be read: {error.strerror or error}") from None
+        raise BlackBoxError(f"{name}: cannot be read: {error.strerror or error}") from None
     except RecursionError:
-        raise BlackBoxError(f"{printable}: it is damaged: its description is too deep") from None
+        raise BlackBoxError(f"{name}: it is damaged: its description is too deep") from None
     except (ValueError, MemoryError) as error:
         why = str(error) or "there is not enough host memory for it"
-        raise BlackBoxError(f"{printable}: {why}") from None
+        raise BlackBoxError(f"{name}: {why}") from None
 
     def column(key: str, code: str) -> memoryview[int]:
         return memoryview(found[key]).cast(code)  # type: ignore[call-overload, no-any-return]
 
+    kinds, sizes = column("kind", "B"), column("size", "Q")
+    if 0 in sizes:  # quick, unlike what follows
+        for index, (kind, size) in enumerate(zip(kinds, sizes)):
+            if not size and kind in _OF_MEMORY:
+                raise BlackBoxError(f"{name}: it is damaged: event {index} is of 0 bytes")
     return BlackBox(
-        path=printable,
+        path=name,
         why=found["why"],
         pid=found["pid"],
         begin=found["begin"],
@@ -170,10 +181,10 @@ def load_black_box(path: str | os.PathLike[str]) -> BlackBox:
                 "<QQQQI4x", found["blocks"]
             )
         ],
-        kinds=column("kind", "B"),
+        kinds=kinds,
         times=column("ns", "q"),
         addresses=column("address", "Q"),
-        sizes=column("size", "Q"),
+        sizes=sizes,
         lane_numbers=column("lane", "H"),
         site_numbers=column("site", "I"),
         threads=column("thread", "I"),

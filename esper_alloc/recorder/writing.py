@@ -47,7 +47,7 @@ def write_by_itself() -> None:
         try:
             _core.black_box_at_signals(record)
         except OSError as error:
-            print(f"esper_alloc: {record} cannot be written: {error.strerror}", file=sys.stderr)
+            _say_unwritten(record, error)
         else:
             atexit.register(_at_exit, record)
 
@@ -77,4 +77,9 @@ def _at_exit(record: str) -> None:
         _core.black_box_write(record, "exit", _about())
         _core.black_box_at_signals("")  # what fails from now on has nothing to add
     except OSError as error:
+        _say_unwritten(record, error)
+
+
+def _say_unwritten(record: str, error: OSError) -> None:
+    if sys.stderr is not None:  # it is where it was closed, and print() would take stdout
         print(f"esper_alloc: {record} cannot be written: {error.strerror}", file=sys.stderr)

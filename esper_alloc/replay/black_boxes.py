@@ -11,6 +11,7 @@ from array import array
 from ..recorder import reading
 from ..recorder.reading import BlackBox
 from . import reader
+from .history import rounded
 from .snapshot import Snapshot, SnapshotError, Trace
 
 _POSITIONS = {name: position for position, name in enumerate(reader.ACTIONS)}
@@ -134,7 +135,7 @@ class _Device:
                 continue
             if box.partners[index] < 0 or index in pending:
                 address, requested = box.addresses[index], box.sizes[index]
-                size = max(sizes.get(address, 0), (requested + 511) & -512)
+                size = max(sizes.get(address, 0), rounded(requested))
                 stream = box.lanes[box.lane_numbers[index]].stream
                 place = box.site_numbers[index]
                 found.append((address, size, requested, stream, index in pending, place))

@@ -16,11 +16,18 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from .ranges import Range, RangeError, Ranges
 from .reader import ACTIONS, ALLOC, COMPLETE, DEFAULT_POOL, GROW, NOTHING, REQUEST, SHRINK, PoolId
 from .snapshot import Snapshot, SnapshotError, Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Also many numbers at once.
+_Bytes = TypeVar("_Bytes", int, "NDArray[np.int64]")
 
 _NAMES = tuple(ACTIONS)
 # Of these a recording has some, if it has any of the others.
@@ -32,7 +39,7 @@ NEVER = -1
 BEFORE = -2  # before the first entry
 
 
-def rounded(size: int) -> int:
+def rounded(size: _Bytes) -> _Bytes:
     """Bytes up to a multiple of 512: how traced sizes are added up."""
     return (size + GRANULARITY - 1) & -GRANULARITY
 

@@ -113,14 +113,6 @@ def _thinned(x: Sequence[float], usage: Usage) -> list[int]:
 # ---- the picture --------------------------------------------------------------
 
 
-def draw(results: Results, path: str) -> None:
-    """Draws into `path`, whose suffix chooses the format.
-
-    Raises OSError where it cannot be written.
-    """
-    picture(results).savefig(path, dpi=130)
-
-
 def picture(results: Results) -> Any:
     """The matplotlib figure: a group for each recording, at most MOST_COLUMNS panels wide."""
     from matplotlib.figure import Figure

@@ -9,6 +9,8 @@ also show whether the entries fit into their segments at all.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .history import History, Settings, rounded
@@ -104,10 +106,13 @@ class _Blocks:
         """Sizes that the end no longer shows are guessed: too small a gap
         behind a block is a rest that was not split off it."""
         history = self.history
+        starts = [one.start for one in history.start_ranges]
+        rest = 0  # of the free block in which the last one was placed
         for index, block in enumerate(history.start):
             following = history.start[index + 1].address if index + 1 < len(history.start) else None
             address, size = block.address, history.sizes[block.slot]
-            free = self.find_free(address)
+            nearby = rest, starts[bisect_right(starts, address) - 1]
+            free = self.find_free(address, nearby)
             wanted = block.block_size or native_size(size, history.settings)
             if free is None or address + wanted > free[1]:
                 history.contradiction(
@@ -122,6 +127,7 @@ class _Blocks:
                 if end < bound and not splits(bound - end, wanted, history.settings):
                     end = bound
             self.use(free, address, end, rounded(size))
+            rest = end
             if block.pending:
                 self.request(address)
 
@@ -209,11 +215,11 @@ class _Blocks:
             self.free[end] = free[1]
             self.free_ends[free[1]] = end
 
-    def find_free(self, address: int) -> tuple[int, int] | None:
-        """The free block around an address; searches unless it begins there."""
-        end = self.free.get(address)
-        if end is not None:
-            return address, end
+    def find_free(self, address: int, nearby: Iterable[int] = ()) -> tuple[int, int] | None:
+        """The free block around an address; searches unless it begins there, or `nearby`."""
+        for one in (address, *nearby):
+            if one <= address < self.free.get(one, one):
+                return one, self.free[one]
         start = max((one for one in self.free if one < address), default=None)
         if start is not None and address < self.free[start]:
             return start, self.free[start]

@@ -43,7 +43,7 @@ def add_up(history: History) -> Recorded:
     note_reserved = usage.reserved.append
     for code, _, size, _ in history.steps:
         if code <= COMPLETE:
-            size = (size + 511) & -512
+            size = (size + 511) & -512  # rounded(); a call for each entry would take longer
             if code == ALLOC:
                 live += size
                 active += size

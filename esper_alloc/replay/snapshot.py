@@ -17,6 +17,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from ..recorder.words import printable
 from . import reader
 
 #: The name of an annotation that stands for a use (csrc/torch/reporting/snapshot.cpp).
@@ -155,11 +156,6 @@ def _numbers(typecode: str, data: bytes) -> array[int]:
     numbers: array[int] = array(typecode)
     numbers.frombytes(data)
     return numbers
-
-
-def printable(text: str) -> str:
-    """Without line breaks, control characters, and bytes that are no text."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def with_uses(snapshot: dict[str, Any]) -> dict[str, Any]:

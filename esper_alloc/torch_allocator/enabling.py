@@ -351,6 +351,7 @@ def _stays_off(required: bool) -> bool:
         raise ValueError(wrong)
     if is_switched_off():
         return True
+    _check_environment()
     try:
         check_cuda(need_torch())
     except NoCudaError as error:

@@ -10,8 +10,9 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ..installation.callers import user_stacklevel
+from ..installation.devices import check_device_name, device_index
 from ..installation.pytorch import load_shim, untyped
-from .devices import check_device_name, device_index
 from .enabling import is_enabled, why_off
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class tag:  # a context manager, like torch.no_grad
         name: 1 to 63 bytes of UTF-8, none of them 0; a process may have 255 names.
 
     Raises:
-        ValueError, TypeError: on entering: the name is not such a string.
+        ValueError, TypeError: the name is not such a string.
 
     Example::
 
@@ -79,6 +80,7 @@ class tag:  # a context manager, like torch.no_grad
     """
 
     def __init__(self, name: str) -> None:
+        _check_tag(name)
         self.name = name
         self._pushed: list[bool] = []
 
@@ -124,8 +126,8 @@ def sleep(
     Raises:
         ValueError: no thread ever used such a tag, there is no such `keep`, or this process has no
             such CUDA device.
-        TypeError: `tags` is neither a string nor an iterable of strings, or `device` is neither
-            index, name nor torch.device.
+        TypeError: `tags` is neither a string nor an iterable of strings, `device` is neither
+            index, name nor torch.device, or `process_groups` is no iterable of process groups.
         RuntimeError: PyTorch does not run on esper_alloc; a capture is going on; there is not
             enough host memory; or a process group has no communicator that can be suspended, which
             takes PyTorch 2.12 with NCCL 2.29.7. After an error nothing more sleeps than before, on
@@ -139,12 +141,13 @@ def sleep(
     """
     if keep not in ("host", "nothing"):
         raise ValueError(f"keep={keep!r}: use 'host' or 'nothing'")
+    groups = _groups(process_groups)
     if (why := why_off()) is not None:
         _names(tags)
         check_device_name(device)
         return SleepResult(0, 0, _everything_stays(why))
     shim = _shim_that_runs("sleep")
-    awake = _communicators(process_groups, suspended=False)
+    awake = _communicators(groups, suspended=False)
     _watch_replays()
     given_back, kept, stays = shim.sleep(_names(tags), keep == "host", _index(device))
     for communicator in awake:
@@ -188,12 +191,13 @@ def wake(
         esper_alloc.sleep()
         given = esper_alloc.wake()  # bytes
     """
+    groups = _groups(process_groups)
     if why_off() is not None:
         _names(tags)
         check_device_name(device)
         return 0
     shim = _shim_that_runs("wake")
-    asleep = _communicators(process_groups, suspended=True)
+    asleep = _communicators(groups, suspended=True)
     woken = int(shim.wake(_names(tags), _index(device)))
     for communicator in asleep:
         communicator.resume()
@@ -220,7 +224,7 @@ class asleep(contextlib.ContextDecorator):
         process_groups: Iterable[ProcessGroup] = (),
     ) -> None:
         self._names = _names(tags)  # an iterator gives them once
-        self._process_groups = tuple(process_groups)
+        self._process_groups = _groups(process_groups)
         self._keep: Keep = keep
         self._device = device
         self._slept: list[int | None] = []
@@ -290,6 +294,24 @@ def _shim_that_runs(doing: str) -> Any:
     return load_shim()
 
 
+def _check_tag(name: str) -> None:
+    """Raises what push_tag() would, which is only called on esper_alloc."""
+    if not isinstance(name, str):
+        raise TypeError(f"a tag is a str, not {type(name).__name__}")
+    if "\0" in name:
+        raise ValueError("a tag cannot have a character 0 in it: leave it out")
+    if not 1 <= len(name.encode()) <= 63:
+        raise ValueError("a tag needs a name of 1 to 63 bytes")
+
+
+def _groups(groups: Iterable[ProcessGroup]) -> tuple[ProcessGroup, ...]:
+    """What a user gave as process_groups. Raises TypeError."""
+    found = tuple(groups) if isinstance(groups, Iterable) else None
+    if found is None or not all(hasattr(one, "_get_backend") for one in found):
+        raise TypeError(f"process_groups={groups!r}: pass a list of torch.distributed's groups")
+    return found
+
+
 def _communicators(groups: Iterable[ProcessGroup], suspended: bool) -> list[Any]:
     """c10d's back ends of these groups whose communicators are suspended, or are not; each once,
     because a device mesh may stand for the default group."""
@@ -344,7 +366,7 @@ def sleep_or_warn(tags: Tags, keep: Keep) -> None:
         warnings.warn(
             f"esper_alloc: {stay.bytes} bytes do not go to sleep: {stay.reason}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=user_stacklevel(),
         )
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..installation.devices import check_device_name, device_index
 from ..installation.pytorch import untyped
-from .devices import check_device_name, device_index
 from .enabling import is_enabled, why_off
 from .sleep import tag_stats
 

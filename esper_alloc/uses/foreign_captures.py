@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..installation.callers import user_stacklevel
-from ..torch_allocator.devices import check_device_name, device_index
+from ..installation.devices import check_device_name, device_index
 from ..torch_allocator.enabling import is_enabled
 from . import use
 

@@ -50,6 +50,9 @@ def install_tensor_method() -> None:
 def uninstall_tensor_method() -> None:
     """Removes the method that :func:`install_tensor_method` added, if any.
 
+    Raises:
+        UnavailableError: there is no PyTorch.
+
     Example::
 
         esper_alloc.install_tensor_method()

@@ -283,15 +283,16 @@ class _EnteredCompiled(_Entered):
 class _EnteredGeneric(_Entered):
     """For devices other than CUDA, and for a torch without the shim."""
 
-    __slots__ = ("_context", "_stream")
+    __slots__ = ("_context", "_module", "_outer", "_stream")
 
     def __init__(self, stream: torch.Stream) -> None:
         import torch
 
-        module = torch.get_device_module(stream.device)
+        self._module = torch.get_device_module(stream.device)
         self._stream = stream
-        stream.wait_stream(module.current_stream())
-        self._context = module.stream(stream)
+        self._outer = self._module.current_stream()
+        stream.wait_stream(self._outer)
+        self._context = self._module.stream(stream)
         self._context.__enter__()
 
     def leave(self, tensors: tuple[Any, ...]) -> None:
@@ -299,6 +300,10 @@ class _EnteredGeneric(_Entered):
             _mark(tensors, self._stream)
         finally:
             self._context.__exit__(None, None, None)
+
+    def is_current(self) -> bool:
+        current = self._module.current_stream(self._stream.device)
+        return bool(current == self._stream and current != self._outer)
 
 
 def _enter(stream: torch.Stream | None, tensors: tuple[Any, ...]) -> _Entered:

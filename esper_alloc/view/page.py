@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import html
 import json
 import os
+import stat
 import zlib
 from importlib import resources
 
@@ -37,7 +40,12 @@ def make_page(recording: BlackBox) -> str:
 
 
 def write_page(recording: BlackBox, path: str | os.PathLike[str]) -> int:
-    """Makes the file, or replaces it; returns its bytes. Raises OSError."""
+    """Makes the file, or replaces it; returns its bytes. Raises OSError, also where it would
+    replace a link or a device."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            why = "a link, a folder or a device is there: name a file"
+            raise FileExistsError(errno.EEXIST, why, path)
     text = make_page(recording).encode(errors="replace")
     part = f"{os.fspath(path)}.part{os.getpid()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW  # the folder may be anybody's
@@ -45,8 +53,8 @@ def write_page(recording: BlackBox, path: str | os.PathLike[str]) -> int:
         with open(os.open(part, flags, 0o600), "wb") as file:
             file.write(text)
         os.replace(part, path)
-    except OSError:
-        if os.path.lexists(part):
+    except BaseException:
+        with contextlib.suppress(OSError):
             os.unlink(part)
         raise
     return len(text)

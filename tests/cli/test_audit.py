@@ -12,6 +12,8 @@ import pytest
 from on_sim import build
 from processes import python
 
+from esper_alloc.cli.main import main
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -209,6 +211,29 @@ def test_what_cannot_be_run(
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("esper_alloc audit: ") and said in line
+
+
+def test_a_script_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
+    assert main(["audit", __file__]) == 2
+    assert capsys.readouterr().err == f"esper_alloc audit: {__file__} cannot be read by this user\n"
+
+
+def test_a_report_whose_folder_has_gone_is_printed(audit: Audit, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    end = "import shutil\nshutil.rmtree('gone')\n"
+    done = audit(RACE + end, options=("--output", "gone/found"), forked=True)
+    why = f"esper_alloc audit: --output {tmp_path}/gone/found: No such file or directory\n"
+    assert done.returncode == 1 and done.stderr.startswith(why) and "1 finding" in done.stderr
+
+
+def test_a_report_into_a_pipe_is_whole(audit: Audit, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as cat:
+        audit(RACE, options=("--output", "pipe"), forked=True)
+        assert b"1 finding" in cat.communicate()[0]
 
 
 @pytest.mark.parametrize("name", ["audit", "run"])

@@ -154,9 +154,6 @@ def test_the_plot_is_drawn(machine: Machine, tmp_path: Any) -> None:
     path = tmp_path / "bench.svg"
     assert command("--rounds", "1", "--plot", str(path)) == 0
     assert path.read_text().rstrip().endswith("</svg>")
-    picture = tmp_path / "bench.png"
-    assert command("--rounds", "1", "--plot", str(picture)) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_no_title_of_the_plot_is_cut(machine: Machine) -> None:

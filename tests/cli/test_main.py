@@ -1,6 +1,7 @@
 """The command line as a whole: help, version, exit codes, and what it imports."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,21 +57,30 @@ main({arguments!r})
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "imported []", done.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["walk"], ["--no-such-option"], ["--vers"]])
-def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments, said",
+    [([], ""), (["walk"], ""), (["--no-such-option"], ""), (["--vers"], ""),
+     (["run", "--use", "automatic", "train.py"], "--use is not understood: see"),
+     (["train.py"], "did you mean `python -m esper_alloc run train.py`?")],
+)  # fmt: skip
+def test_wrong_usage_is_exit_code_2(arguments: list[str], said: str) -> None:
     done = command(*arguments)
     assert done.returncode == 2
-    assert "usage: python -m esper_alloc" in done.stderr
+    assert "usage: python -m esper_alloc" in done.stderr and said in done.stderr
 
 
+@pytest.mark.parametrize(
+    "missing, why",
+    [("cli.replay", "python -m esper_alloc doctor"), ("_build", "this is the source folder of")],
+)
 def test_command_that_cannot_be_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "esper_alloc.cli.replay", None)
+    for name in ("cli.replay", missing):  # without _build nothing was built in a clone
+        monkeypatch.setitem(sys.modules, f"esper_alloc.{name}", None)
     assert cli.main(["replay", "x.pickle"]) == 1
     message = capsys.readouterr().err
-    assert "esper_alloc replay: cannot be loaded" in message
-    assert "python -m esper_alloc doctor" in message
+    assert "esper_alloc replay: cannot be loaded" in message and why in message
 
 
 @pytest.mark.parametrize("name", ["explain", "view"])
@@ -80,15 +90,6 @@ def test_without_numpy_one_line_says_so(name: str) -> None:
     done = python("-c", code, cwd=ROOT)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"esper_alloc {name}: needs numpy: python -m pip install numpy\n"
-
-
-def test_in_a_clone_where_nothing_was_built_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("esper_alloc.cli.replay", "esper_alloc._build"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert cli.main(["replay", "x.pickle"]) == 1
-    assert "this is the source folder of esper_alloc" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -107,25 +108,28 @@ def test_docs_names_the_pages_where_there_is_none_so_called() -> None:
     assert "there is no page 'zzz'. There are: auditor" in command("docs", "zzz").stderr
 
 
-def test_an_option_that_is_unknown_is_named() -> None:
-    done = command("run", "--use", "automatic", "train.py")
-    assert done.returncode == 2 and "--use is not understood: see" in done.stderr
-
-
-def test_a_script_without_run_is_told_of_run() -> None:
-    done = command("train.py")
-    assert done.returncode == 2
-    assert "did you mean `python -m esper_alloc run train.py`?" in done.stderr
-
-
-@pytest.mark.parametrize("command", [["docs"], ["replay", "tests/traces/ppo.pickle.gz"]], ids=str)
-def test_a_reader_that_has_ended_is_141_without_a_traceback(command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["docs", "uses"], ["replay", "tests/traces/ppo.pickle.gz"]], ids=str
+)
+def test_a_reader_that_has_ended_or_a_full_disk_is_no_traceback(command: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    how = {"capture_output": False, "stdout": writing, "stderr": subprocess.PIPE}
-    done = python("-m", "esper_alloc", *command, cwd=ROOT, **how)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (141, "")
+    full = "the output cannot be written: No space left on device"
+    for output, code, said in (
+        (writing, 141, ""),
+        (os.open("/dev/full", os.O_WRONLY), 1, f"esper_alloc {command[0]}: {full}\n"),
+    ):
+        how = {"capture_output": False, "stdout": output, "stderr": subprocess.PIPE}
+        done = python("-m", "esper_alloc", *command, cwd=ROOT, **how)
+        os.close(output)
+        assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_what_the_output_cannot_encode_is_escaped(tmp_path: Path) -> None:
+    file = shutil.copyfile(ROOT / "examples/traces/fsdp_like.pickle.gz", tmp_path / "\xe9.gz")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = python("-m", "esper_alloc", "replay", file, cwd=ROOT, env=env)
+    assert f"{tmp_path}/\\xe9.gz, device 0" in done.stdout
 
 
 def test_interruption_is_130_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import termios
 import pytest
 
 from esper_alloc.cli import progress
+from esper_alloc.cli.complaint import complain
 
 SHOW = """
 import time
@@ -63,3 +64,11 @@ def test_elsewhere_only_long_work_prints_lines(
     bar.begin("fourth")
     bar.close()
     assert capsys.readouterr().err == "third\n"
+
+
+def test_where_stderr_is_closed_nothing_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    progress.Progress(1, every_s=0).begin("first")
+    assert complain("replay", "why", 2) == 2 and capsys.readouterr().out == ""

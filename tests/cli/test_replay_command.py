@@ -4,8 +4,8 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
-import sys
 
 import pytest
 from histories import MIB, Recorder, snapshot_of, write
@@ -102,8 +102,6 @@ def test_wrong_usage(capsys, tmp_path):
     capsys.readouterr()
     assert command(EXAMPLES[0], "--plot", tmp_path / "picture.gif") == 2
     assert "must end in .png or .svg" in capsys.readouterr().err
-    assert command(EXAMPLES[0], "--plot", tmp_path / "nowhere" / "picture.svg") == 2
-    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_without_a_gpu_cuda_is_refused_in_one_line(capsys):
@@ -132,7 +130,7 @@ def test_a_file_may_have_any_name(tmp_path, capsys, name):
     assert capsys.readouterr().err.startswith(f"esper_alloc replay: {tmp_path}/{shown}: not a ")
 
 
-def test_a_picture(tmp_path):
+def test_a_picture(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     drawing = tmp_path / "plot.svg"
     assert command(EXAMPLES[0], "--plot", drawing) == 0
@@ -143,12 +141,7 @@ def test_a_picture(tmp_path):
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", data[16:24])
     assert width > 1000 and height > 600
-
-
-def test_a_picture_without_matplotlib_says_how_to_get_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    picture = tmp_path / "plot.png"
-    assert command(EXAMPLES[0], "--plot", picture) == 2
-    assert "python -m pip install matplotlib" in capsys.readouterr().err
-    assert not picture.exists()
+    before = drawing.read_bytes()
+    interrupt = lambda *_: signal.raise_signal(signal.SIGINT)  # noqa: E731
+    monkeypatch.setattr("matplotlib.backends.backend_svg.RendererSVG.finalize", interrupt)
+    assert command(EXAMPLES[0], "--plot", drawing) == 130 and drawing.read_bytes() == before

@@ -340,6 +340,8 @@ def test_what_cannot_be_imported_is_said_and_the_program_goes_on(
     assert done.stdout == "enabled None\n"
     assert "keeps PyTorch's own allocator: " in done.stderr
     assert "no" in done.stderr and "such" in done.stderr and "luck" in done.stderr
+    closed = place.run(script, preexec_fn=lambda: os.close(2))
+    assert (closed.returncode, closed.stdout) == (0, "enabled None\n")
 
 
 def test_a_python_without_the_package_uses_the_one_that_ran(place: Place) -> None:
@@ -569,6 +571,7 @@ def test_record_names_a_file_for_each_process(place: Place, tmp_path: Path) -> N
     [
         (["--record", "no/folder.box"], "--record no/folder.box: no file can be written there"),
         (["--record", "."], "--record .: no file can be written there"),
+        (["--record", "/dev/null"], "--record /dev/null: no file can be written there"),
         (["--record", "a", "--black-box", "off"], "--record needs the black box, which"),
         *[([f"--allowance={size}"], f"--allowance: {size!r} is not a size: use bytes, a size such as "
            "128MiB, 1 GiB or 512M, or off") for size in ("", "-1", "128MB", "none")],

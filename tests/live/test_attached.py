@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from pytest import CaptureFixture, MonkeyPatch
 
 from esper_alloc.cli.main import main
-from esper_alloc.live import sockets
+from esper_alloc.live import monitor, sockets
 from esper_alloc.live.attached import AnswerError, Attached, EndedError, watchable
 
 PID = 4194000
@@ -214,3 +215,14 @@ def test_other_users_are_not_trusted(
     link.symlink_to(place)
     with pytest.raises(OSError), sockets.opened(str(link)):
         pass
+
+
+def test_a_monitor_ends_where_its_socket_is_gone(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monitor.open_monitor()
+    time.sleep(0.3)  # until the thread waits for a watcher
+    [thread] = [one for one in threading.enumerate() if one.name == "esper_alloc monitor"]
+    os.unlink(monitor._path)
+    monitor.close_monitor()
+    thread.join(10)
+    assert not thread.is_alive()

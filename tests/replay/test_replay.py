@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from processes import ROOT
 
 from esper_alloc import _core
-from esper_alloc.replay import replay
+from esper_alloc.replay import pytorch_peaks, replay
 from esper_alloc.replay.history import Settings
 from esper_alloc.replay.pytorch_peaks import native_size
 from esper_alloc.replay.ranges import Range, RangeError, Ranges
@@ -755,3 +755,13 @@ def test_eighty_thousand_entries_take_less_than_two_seconds():
         if best < 2:
             break
     assert best < 2
+
+
+def test_memory_of_the_start_is_placed_without_a_search(tmp_path, monkeypatch):
+    no_search = lambda one, other: max(one, other)  # noqa: E731  (those have a default)
+    monkeypatch.setattr(pytorch_peaks, "max", no_search, raising=False)
+    blocks = [{"size": 1024, "state": ("inactive", "active_allocated")[n % 2]} for n in range(50)]
+    segment = {"device": 0, "address": 1 << 30, "total_size": 50 << 10, "blocks": blocks}
+    trace = [{"action": "oom", "device_free": 0, "size": 1}]
+    snapshot = {"segments": [{**segment, "is_expandable": True}], "device_traces": [trace]}
+    assert replay.load_recordings(write(tmp_path / "snapshot", snapshot))[0].native.active == 25600

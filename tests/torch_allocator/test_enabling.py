@@ -347,7 +347,7 @@ def test_a_sleep_that_is_switched_off_says_what_stays(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100 + device)
     (stay,) = esper_alloc.sleep("weights").stays
     assert stay == (201, "esper_alloc is off: ESPER_ALLOC=0 turns it off")
-    for wrong in ({"tags": 3}, {"device": 1.5}):
+    for wrong in ({"tags": 3}, {"device": 1.5}, {"process_groups": 5}, {"process_groups": [5]}):
         with pytest.raises(TypeError):
             esper_alloc.sleep(**wrong)
         with pytest.raises(TypeError):
@@ -380,6 +380,8 @@ def test_without_cuda_enable_warns_once_and_does_nothing(change, env, begin, end
         assert esper_alloc.sleep() == (0, 0, ()) and esper_alloc.wake() == 0
         print(esper_alloc.report(), end="")
         print(refusal(esper_alloc.UnavailableError, lambda: esper_alloc.enable(required=True)))
+        os.environ["ESPER_ALLOC_SEGMENTS"] = "bogus"
+        assert "ESPER_ALLOC_SEGMENTS=bogus is not" in refusal(ValueError, esper_alloc.enable)
         """,
         **env,
     )
@@ -390,9 +392,10 @@ def test_without_cuda_enable_warns_once_and_does_nothing(change, env, begin, end
     assert said[0].startswith("esper_alloc is off: ")
 
 
-def test_the_error_survives_a_way_between_processes():
-    error = pickle.loads(pickle.dumps(pytorch.NoCudaError("there is none", "buy one")))
-    assert (str(error), error.why) == ("there is none: buy one", "there is none")
+@pytest.mark.parametrize("error", [pytorch.NoCudaError("a", "b"), OtherTorchError("differs")])
+def test_errors_survive_a_way_between_processes(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), vars(again)) == (str(error), vars(error))
 
 
 @needs_shim

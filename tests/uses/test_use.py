@@ -396,6 +396,8 @@ def test_take_waits_and_protects(steps):
     scope = use.using(stream=steps.stream("side"))
     with scope:
         y, z = pretend(7), pretend(8)
+        with pytest.raises(RuntimeError, match="after the `with` block"):
+            scope.take(y)
     steps.log.clear()
     assert scope.take(y) is y
     assert steps.log == [("wait", "main", "side"), ("mark", 7, "main")]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html.parser
 import json
+import os
 import pickle
 import random
+import signal
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -493,7 +495,9 @@ def test_a_browser_shows_the_peak(of: str, tmp_path: Path) -> None:
 # ---- what is refused ----------------------------------------------------------------
 
 
-def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
+def test_refused_files_leave_nothing_behind(
+    tmp_path: Path, capsys: CaptureFixture[str], monkeypatch: MonkeyPatch
+) -> None:
     whole = training(steps=1).write(tmp_path / "whole").read_bytes()
     snapshot = snapshot_like(tmp_path / "whole")
     pickle_of = pickle.dumps(snapshot)
@@ -501,6 +505,8 @@ def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixtu
     huge, quiet = Recorder(), Recorder()
     huge.alloc(1 << 41)
     quiet.note()
+    zero = Writer()
+    zero.event(box.ALLOC, 4096, 0, zero.lane())
     for name, data, words in (
         ("cut", whole[:-40], "cut off"), ("short", whole[:50], "cut off"),
         ("other", b"hello, this is no recording", "neither a memory snapshot nor"),
@@ -512,6 +518,7 @@ def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixtu
         ("contradiction", pickle.dumps(snapshot), "contradicts the segments at the end"),
         ("quiet", pickle.dumps(snapshot_of(quiet)), "no events"),
         ("version", whole[:8] + b"\x09" + whole[9:], "another version"),
+        ("zero", zero.write(tmp_path / "zero").read_bytes(), "damaged: event 0 is of 0 bytes"),
         ("nothing", Writer().write(tmp_path / "nothing").read_bytes(), "no events"),
     ):  # fmt: skip
         file = tmp_path / f"{name}.box"
@@ -519,10 +526,24 @@ def test_refused_files_leave_nothing_behind(tmp_path: Path, capsys: CaptureFixtu
         assert main(["view", str(file)]) == 2
         said = capsys.readouterr()
         assert said.out == "" and said.err.count("\n") == 1 and words in said.err, said.err
+    os.mkfifo(tmp_path / "pipe")
+    for command in ("view", "replay", "explain"):
+        assert main([command, str(tmp_path / "pipe")]) == 2
+        assert capsys.readouterr().err.endswith("pipe: is a pipe: save it to a file first\n")
     assert main(["view", str(tmp_path / "missing")]) == 2
     assert main(["view", str(tmp_path / "whole"), "--output", str(tmp_path / "whole")]) == 2
     assert "overwrite" in capsys.readouterr().err
     assert (tmp_path / "whole").read_bytes() == whole
-    assert main(["view", str(tmp_path / "whole"), "--output", str(tmp_path / "no" / "page")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
-    assert not [*tmp_path.glob("*.html"), *tmp_path.glob("*.part")]
+    assert main(["view", str(tmp_path / "whole"), "--output", str(tmp_path / "no" / "p\nage")]) == 1
+    assert "p\\nage: cannot be written" in capsys.readouterr().err
+    page = tmp_path / "page"
+    view_page = ["view", str(tmp_path / "whole"), "--output", str(page)]
+    for make in (os.mkfifo, lambda path: path.symlink_to("empty.box")):
+        make(page)
+        before = page.lstat()
+        assert main(view_page) == 1 and page.lstat() == before
+        assert "cannot be written: a link, a folder or a device" in capsys.readouterr().err
+        page.unlink()
+    monkeypatch.setattr(os, "replace", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert main(view_page) == 130
+    assert not [*tmp_path.glob("*.html"), *tmp_path.glob("*.part*")]

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import build  # noqa: E402
-from esper_alloc.torch_allocator.devices import device_index  # noqa: E402
+from esper_alloc.installation.devices import device_index  # noqa: E402
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def error_of(call, device):
 
 
 said = {error_of(call, device) for device in (1.5, "gpu", 2) for call in (
-    esper_alloc.memory_stats, esper_alloc.tag_stats,
+    esper_alloc.memory_stats, esper_alloc.metrics, esper_alloc.tag_stats,
     lambda device: esper_alloc.capturing(device).__enter__(),
     lambda device: esper_alloc.asleep(device=device).__enter__(),
     lambda device: esper_alloc.sleep(device=device), lambda device: esper_alloc.wake(device=device),
