@@ -186,9 +186,11 @@ def run(args: argparse.Namespace) -> int:
         return complain("audit", f"--fence needs esper_alloc, and {hidden.why}", 1)
     if args.output is not None:
         args.output = os.path.abspath(args.output)  # the program may change its directory
+        if args.output.endswith(".py"):
+            return complain("audit", f"--output {args.output} is a program: name another file", 2)
         try:
             if not Path(args.output).is_fifo():  # its reader would take this for the end
-                open(args.output, "w").close()
+                open(args.output, "a").close()  # what is in it stays until there are findings
         except OSError as error:
             return complain("audit", _unwritten(args.output, error), 2)
     try:

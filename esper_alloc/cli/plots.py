@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ class PlotError(Exception):
     """The picture cannot be drawn; the message is one line with the remedy."""
 
 
-def check_plot(path: str) -> None:
-    """Raises PlotError where a picture could not be drawn into `path`."""
+def check_plot(path: str, read: Sequence[str] = ()) -> None:
+    """Raises PlotError where a picture could not be drawn into `path`, or would replace one of
+    the files that are `read`."""
     folder = os.path.dirname(path) or "."
+    if any(os.path.realpath(path) == os.path.realpath(one) for one in read):
+        raise PlotError(f"--plot {path}: the picture would overwrite it: name another file")
     if not os.path.isdir(folder):
         raise PlotError(f"--plot {path}: there is no folder {folder}")
     if os.path.splitext(path)[1].lower() not in FORMATS:

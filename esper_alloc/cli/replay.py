@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
     """The command; returns its exit code."""
     try:
         if args.plot is not None:
-            check_plot(args.plot)
+            check_plot(args.plot, args.files)
         recordings = _load(args.files)
     except (PlotError, SnapshotError) as error:
         return complain("replay", error, 2)

@@ -175,6 +175,15 @@ def child_environment(
     return child
 
 
+def importing(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` changed so that the program can import esper_alloc from a clone, too."""
+    clone = Path(__file__).parents[2]
+    paths = [path for path in (environment.get("PYTHONPATH"),) if path]
+    if (clone / "setup.py").exists():
+        paths.append(str(clone))
+    return {**environment, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
+
+
 def installed_torch() -> str | None:
     """The version of the torch that a program would import, without importing
     it, which takes seconds: "2.11.0+cu130". None: there is none, or nobody
@@ -236,7 +245,7 @@ def unwritable(record: str | None, black_box: str | None) -> str | None:
         return f"--record needs the black box, which {BLACK_BOX.variable} or --black-box turns off"
     folder = os.path.dirname(os.path.abspath(record))
     no_file = os.path.exists(record) and not os.path.isfile(record)  # a folder, a device
-    if no_file or not os.access(folder, os.W_OK):
+    if no_file or record.endswith(".py") or not os.access(folder, os.W_OK):
         return f"--record {record}: no file can be written there"
     return None
 
@@ -244,8 +253,9 @@ def unwritable(record: str | None, black_box: str | None) -> str | None:
 def run(args: argparse.Namespace) -> int:
     """Replaces this process by the program; returns only when refusing to."""
     if is_switched_off():
-        complain("run", f"{SWITCHED_OFF}: {KEEPS_ITS_OWN}", 0)
-        return execute(args, dict(os.environ))
+        nothing = "" if args.record is None else f", and nothing is recorded into {args.record}"
+        complain("run", f"{SWITCHED_OFF}: {KEEPS_ITS_OWN}{nothing}", 0)
+        return execute(args, importing(os.environ))
     problem = refusal() or unwritable(args.record, args.black_box)
     if problem is not None:
         return complain("run", problem, 2)

@@ -243,7 +243,9 @@ def test_only_the_program_has_to_be_named(name: str) -> None:
     assert done.stderr.endswith("error: the following arguments are required: SCRIPT\n")
 
 
-@pytest.mark.parametrize("options", [("--output", "none/found.json"), ("--mode", "loud")])
+@pytest.mark.parametrize(
+    "options", [("--output", "none/found.json"), ("--output", "job.py"), ("--mode", "loud")]
+)
 def test_wrong_usage(audit: Audit, options: tuple[str, ...]) -> None:
     done = audit("print('ran')", options=options, forked=True)
     assert done.returncode == 2 and done.stdout == ""

@@ -102,6 +102,8 @@ def test_wrong_usage(capsys, tmp_path):
     capsys.readouterr()
     assert command(EXAMPLES[0], "--plot", tmp_path / "picture.gif") == 2
     assert "must end in .png or .svg" in capsys.readouterr().err
+    assert command("a.png", "--plot", "a.png") == 2
+    assert "the picture would overwrite it" in capsys.readouterr().err
 
 
 def test_without_a_gpu_cuda_is_refused_in_one_line(capsys):

@@ -475,6 +475,7 @@ def test_the_switch_turns_run_off_and_that_is_said_once(place: Place, built: boo
     place.write("report.py", REPORT)
     script = place.script("""
         import os, subprocess, sys, report
+        import esper_alloc
         assert "_startup" not in os.environ["PYTHONPATH"]
         subprocess.run([sys.executable, "report.py"], check=True)
         sys.exit(3)
@@ -571,6 +572,7 @@ def test_record_names_a_file_for_each_process(place: Place, tmp_path: Path) -> N
     [
         (["--record", "no/folder.box"], "--record no/folder.box: no file can be written there"),
         (["--record", "."], "--record .: no file can be written there"),
+        (["--record", "job.py"], "--record job.py: no file can be written there"),
         (["--record", "/dev/null"], "--record /dev/null: no file can be written there"),
         (["--record", "a", "--black-box", "off"], "--record needs the black box, which"),
         *[([f"--allowance={size}"], f"--allowance: {size!r} is not a size: use bytes, a size such as "
