@@ -39,6 +39,7 @@ SCENE_WITH(who_only_looks_wakes_no_device,
   CHECK_OK(esper_reset_peak_stats(w.core, 1));
   CHECK_OK(esper_reset_accumulated_stats(w.core, 1));
   CHECK_OK(esper_get_counters(w.core, 1, &counters));
+  esper_retire(w.core, 1);
   CHECK_OK(esper_get_pool_stats(w.core, 1, &pools, &count));
   CHECK_EQ(count, 0);
   CHECK_OK(esper_set_memory_fraction(w.core, 1, 0.25));
