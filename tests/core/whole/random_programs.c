@@ -1020,6 +1020,9 @@ static void make_own_pool(thread *t, int device)
   t->own_pool_ids[device] = ++t->p->pool_ids;
   MUST_AT_LAST(esper_pool_create(t->p->core, device, POOL_ID, t->own_pool_ids[device],
                                  &t->own_pools[device]));
+  unsigned flags = chance(t, 2) ? ESPER_POOL_USE_ON_OOM : 0;
+  MUST_AT_LAST(
+      esper_pool_set_flags(t->p->core, device, POOL_ID, t->own_pool_ids[device], flags, flags));
 }
 
 /* As MemPool goes: what is out of the pool outlives it. */
