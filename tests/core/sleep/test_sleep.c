@@ -44,21 +44,6 @@ SCENE(free_memory_goes_for_good)
   CHECK_EQ(reserved_mib(), 20);
 }
 
-SCENE(sleep_waits_for_work_on_every_stream)
-{
-  void *p = used_as("weights", 4 * MIB, r);
-  world_wait(&w, s, r);
-  world_kernel(&w, s, p); /* nobody has marked it */
-  uint64_t whole = calls(SIM_CALL_device_synchronize);
-  sleep_all_of("weights");
-  CHECK_EQ(calls(SIM_CALL_device_synchronize), whole);
-  wake("weights");
-  esper_stream mortal = world_mortal(&w, 0);
-  world_kernel(&w, mortal, p);
-  sleep_all_of("weights");
-  wake("weights");
-}
-
 SCENE(pending_memory_goes_once_its_uses_are_over)
 {
   void *p = used_as("weights", 4 * MIB, r);
