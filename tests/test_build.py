@@ -324,31 +324,21 @@ def test_a_build_that_fails_says_why_in_its_last_line(tmp_path: Path) -> None:
     assert len((tmp_path / "begun").read_text().splitlines()) < 10
 
 
-def test_what_is_missing_comes_with_the_command() -> None:
-    """A build that must have the PyTorch part and cannot says what to do."""
-    program = """
-import sys
-sys.path.insert(0, "tools")
-sys.modules["torch"] = None
-import importlib.util
-find_spec = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find_spec(name, *rest)
-import torch_build
-torch_build.torch_outside = lambda: None
-build = torch_build.find()
-assert not build.possible
-print(build.missing[0])
-assert torch_build._headers_command("13.0").startswith("pip install")
-assert "-cu12==12.8.*" in torch_build._headers_command("12.8")
-"""
-    said = run(sys.executable, "-c", program)
-    assert "Install torch" in said and "pip install --no-build-isolation ." in said
-
-
 @pytest.fixture
 def torch_build(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     return importlib.import_module("torch_build")
+
+
+def test_where_there_is_no_torch_the_command_installs_it(
+    torch_build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    monkeypatch.setattr(torch_build, "torch_outside", lambda: None)
+    build = torch_build.find()
+    assert not build.possible and "Install torch" in build.missing[0]
+    assert "pip install --no-build-isolation ." in build.missing[0]
 
 
 def test_headers_of_another_major_version_are_refused(torch_build: Any, tmp_path: Path) -> None:
@@ -356,6 +346,8 @@ def test_headers_of_another_major_version_are_refused(torch_build: Any, tmp_path
     assert torch_build.cuda_version_of(tmp_path) == "12.8"
     assert torch_build.cuda_version_of(tmp_path / "nowhere") is None
     assert torch_build._cuda_include_dirs("99.0") == []
+    assert torch_build._headers_command("13.0").startswith("pip install")
+    assert "-cu12==12.8.*" in torch_build._headers_command("12.8")
 
 
 # ---- the kernels -----------------------------------------------------------

@@ -13,7 +13,7 @@ static double seconds(void)
 /* The host is held back by S, which waits for what the host has yet to enqueue: it gives up. Then R
  * is given memory once more. Returns whether that came while S was left alone: for 0.4 s, and forty
  * times as long as the wait took. */
-static bool hold_back_in_vain(bool by_record_stream)
+static bool hold_back_in_vain(marked how)
 {
   begin_held_back();
   block b[3];
@@ -23,7 +23,7 @@ static bool hold_back_in_vain(bool by_record_stream)
   machine_stall(handle(S));
   for (int i = 0; i < 3; i++) {
     check_on(&b[i], S, 0);
-    mark_by(by_record_stream ? BY_RECORD_STREAM : BY_MARK, &b[i], S);
+    mark_by(how, &b[i], S);
     give(&b[i]);
   }
   limit_waits(500); /* five times what a wait in vain takes */
@@ -39,8 +39,9 @@ static bool hold_back_in_vain(bool by_record_stream)
 
 TEST(rule_10a_a_wait_for_work_that_waits_for_this_host_ends)
 {
-  for (int by_record_stream = 0; by_record_stream < 2; by_record_stream++) {
-    hold_back_in_vain(by_record_stream);
+  static const marked HOW[] = {BY_MARK, BY_RECORD_STREAM, BY_EVENT};
+  for (int i = 0; i < 3; i++) {
+    hold_back_in_vain(HOW[i]);
     machine_let_go(handle(R));
     END();
   }
@@ -48,7 +49,7 @@ TEST(rule_10a_a_wait_for_work_that_waits_for_this_host_ends)
 
 TEST(rule_10b_a_stream_that_was_waited_for_in_vain_is_left_alone)
 {
-  if (hold_back_in_vain(false))
+  if (hold_back_in_vain(BY_MARK))
     CHECK_EQ(counters_now().held_back, 1);
   machine_let_go(handle(R));
   END();

@@ -59,6 +59,7 @@ print(kept[0].data_ptr(), kept[1].data_ptr(), side.cuda_stream, torch.cuda.memor
     allocs = of_kind(found, reading.ALLOC)[-3:]
     assert [found.sizes[index] for index in allocs] == [4000, 8000, 12000]
     assert [found.addresses[index] for index in allocs[:2]] == [first, second]
+    assert found.lanes[found.lane_numbers[allocs[0]]].stream == 0
     for index in allocs:
         assert functions(found.sites[found.site_numbers[index]])[:2] == ["inner", "outer"]
     [free] = [index for index in of_kind(found, reading.FREE) if found.sizes[index] == 12000]
@@ -72,7 +73,8 @@ print(kept[0].data_ptr(), kept[1].data_ptr(), side.cuda_stream, torch.cuda.memor
     grown = [*of_kind(found, reading.SEGMENT_ALLOC), *of_kind(found, reading.SEGMENT_MAP)]
     assert sum(found.sizes[index] for index in grown) == reserved
     assert sum(one.size for one in found.segments) == reserved
-    assert {one.address for one in found.blocks if not one.pending} >= {first, second}
+    live = {(one.address, one.requested) for one in found.blocks if not one.pending}
+    assert live >= {(first, 4000), (second, 8000)}
     assert all(found.begin <= time <= found.end for time in found.times)
 
 

@@ -173,8 +173,8 @@ def built_for(monkeypatch):
         (torch_like("2.11.0+cpu", cuda=None), ["2.11"], "built without CUDA"),
         (torch_like("2.11.0+cu130"), [], "installed without its PyTorch part"),
         (torch_like("2.12.1+cu130"), ["2.11"], "built for torch 2.11, and this is torch 2.12.1"),
-        (torch_like("2.1.0"), ["2.11", "2.12"],
-         "needs torch 2.11 or newer, and this is torch 2.1.0"),
+        (torch_like("2.2.0a0+git1"), ["2.11", "2.12"], "needs torch 2.11 or newer, and this is "
+         "torch 2.2.0a0+git1: install a newer torch"),
         (torch_like("2.11.0+cu126", cuda="12.6"), ["2.11"], "has CUDA 12.6"),
     ],
 )  # fmt: skip
@@ -402,15 +402,6 @@ def test_errors_survive_a_way_between_processes(error):
 def test_without_cuda_the_variable_warns_as_enable_does():
     printed = run("import esper_alloc", ESPER_ALLOC="1", CUDA_VISIBLE_DEVICES="")
     assert printed.count("esper_alloc does nothing here: CUDA_VISIBLE_DEVICES hides") == 1
-
-
-@pytest.mark.parametrize("version", ["2.10.0+cu130", "1.13.1", "2.2.0a0+git1"])
-def test_a_torch_that_is_too_old_is_refused_with_both_versions(monkeypatch, version):
-    monkeypatch.setitem(sys.modules, "torch", torch_like(version))
-    monkeypatch.setattr(enabling, "is_enabled", lambda: False)
-    with pytest.raises(UnavailableError, match="needs torch 2.11 or newer") as refused:
-        esper_alloc.enable()
-    assert f"this is torch {version}: install a newer torch" in str(refused.value)
 
 
 @needs_core

@@ -67,6 +67,10 @@ MARKS = {
     "current stream": "in_stream(lambda x, side: record_use(x))",
     "view": "lambda x, side: record_use(x[8:].view(2, -1), side)",
     "parameter": "lambda x, side: record_use(torch.nn.Parameter(x), side)",
+    "sparse": "lambda x, side: record_use(sparse(x), side)",
+    "strided": "lambda x, side: record_use(strided(x), side)",
+    "jagged": "lambda x, side: record_use(jagged(x), side)",
+    "from another library": "lambda x, side: record_use(torch.from_dlpack(x), side)",
     "scope": "scope",
     "scope without a stream": "in_stream(lambda x, side: scope(x, None))",
 }
@@ -76,6 +80,25 @@ def in_stream(mark):
         with torch.cuda.stream(side):
             mark(x, side)
     return inside
+
+
+two = torch.tensor([[2], [2]])
+
+
+def sparse(x):
+    where = torch.empty(1, len(x), dtype=torch.int64, device="cuda")
+    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        1, 0, [9], where, x, layout=torch.sparse_coo, device=x.device, dtype=x.dtype
+    )
+
+
+def strided(x):
+    return torch._nested_view_from_buffer(x, two, two, two[:, 0])
+
+
+def jagged(x):
+    offsets = torch.empty(3, dtype=torch.int64, device="cuda")
+    return torch.nested.nested_tensor_from_jagged(x.view(-1, 2), offsets, min_seqlen=1, max_seqlen=9)
 
 
 """

@@ -69,24 +69,6 @@ SCENE(the_live_set_must_match_exactly)
   CHECK_STATUS(esper_pool_live_are(w.core, 0, 0, 0, NULL, 0, &same), ESPER_INVALID);
 }
 
-/* An input of a graph lies in memory that no capture was handed. */
-SCENE(a_trees_memory_is_kept_as_long_as_the_tree)
-{
-  void *input = get(12 * MIB, r);
-  world_free(&w, input);
-  esper_checkpoint *checkpoint = take();
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_OK(esper_pool_empty(w.core, 0, ID, 0));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 12 * MIB);
-  CHECK_OK(esper_pool_release(w.core, 0, ID, 0));
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
-  esper_checkpoint_delta delta;
-  CHECK_REFUSED(esper_checkpoint_restore(w.core, checkpoint, &delta), ESPER_INVALID, "(7, 0)");
-  CHECK(!delta.freed);
-  esper_checkpoint_free(checkpoint);
-}
-
 SCENE(a_checkpoint_outlives_its_core)
 {
   get_front();

@@ -83,18 +83,3 @@ SCENE(the_base_of_a_block_is_its_classic_segment)
   CHECK(base == first);
   CHECK_EQ(size, 20 * MIB);
 }
-
-/* ---- giving back ------------------------------------------------------------------ */
-
-SCENE(retire_finds_out_what_is_over)
-{
-  void *p = world_malloc(&w, 12 * MIB, r);
-  read_and_free(p, s);
-  sim_run_all(w.s);
-  uint64_t asked = sim_calls(w.s, SIM_CALL_event_query);
-  esper_retire(w.core, 1); /* that device was never used */
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_event_query), asked);
-  esper_retire(w.core, 0);
-  CHECK(sim_calls(w.s, SIM_CALL_event_query) > asked);
-  CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
-}

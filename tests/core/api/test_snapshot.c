@@ -35,60 +35,6 @@ static unsigned kind_of(const void *p)
   return snapshot.uses[entry->first_use].kind;
 }
 
-/* ---- segments and blocks ---------------------------------------------------------- */
-
-SCENE(a_snapshot_shows_segments_and_blocks_by_address)
-{
-  CHECK_OK(esper_snapshot_take(w.core, -1, &snapshot));
-  CHECK_EQ(snapshot.segment_count, 0);
-  esper_snapshot_free(&snapshot);
-  void *a = world_malloc(&w, 1000, r), *b = world_malloc(&w, 12 * MIB, s),
-       *c = world_malloc(&w, 2000, r);
-  esper_stream far = world_stream(&w, 1);
-  world_malloc(&w, 512, far);
-  read_and_free(a, s);
-  CHECK_OK(esper_snapshot_take(w.core, 0, &snapshot));
-  CHECK_EQ(snapshot.segment_count, 2);
-  int seen = 0;
-  for (size_t i = 0; i < snapshot.segment_count; i++) {
-    const esper_segment_entry *g = &snapshot.segments[i];
-    const esper_block_entry *e = &snapshot.blocks[g->first_block];
-    CHECK(i == 0 || g->address > g[-1].address);
-    CHECK_EQ(g->device, 0);
-    CHECK_EQ(g->mapped, 0);
-    CHECK_EQ(g->pool[0] + g->pool[1], 0);
-    if (g->large) {
-      CHECK(g->address == (uintptr_t)b && g->stream == s.handle);
-      CHECK_EQ(g->block_count, 1);
-      CHECK_EQ(e->state, ESPER_BLOCK_ALLOCATED);
-      CHECK_EQ(e->requested, 12 * MIB);
-    } else {
-      CHECK(g->address == (uintptr_t)a && g->stream == r.handle);
-      CHECK_EQ(g->block_count, 3);
-      CHECK_EQ(e[0].state, ESPER_BLOCK_PENDING_FREE);
-      CHECK_EQ(e[0].uses, 1);
-      const esper_use_entry *use = &snapshot.uses[e[0].first_use];
-      CHECK(use->stream == s.handle && use->device == 0);
-      CHECK(use->number > 0);
-      CHECK_EQ(use->kind, 0);
-      CHECK_EQ(e[1].uses, 0);
-      CHECK_EQ(e[0].size, 1024);
-      CHECK_EQ(e[0].requested, 1000);
-      CHECK(e[1].address == (uintptr_t)c);
-      CHECK_EQ(e[1].state, ESPER_BLOCK_ALLOCATED);
-      CHECK_EQ(e[2].state, ESPER_BLOCK_INACTIVE);
-      CHECK_EQ(e[2].requested, 0);
-    }
-    seen++;
-  }
-  CHECK_EQ(seen, 2);
-  esper_snapshot_free(&snapshot);
-  CHECK_OK(esper_snapshot_take(w.core, -1, &snapshot));
-  CHECK_EQ(snapshot.segment_count, 3);
-  esper_snapshot_free(&snapshot);
-  esper_snapshot_free(&snapshot); /* twice is fine */
-}
-
 /* ---- uses --------------------------------------------------------------------------- */
 
 SCENE(uses_tell_their_kind)

@@ -200,26 +200,6 @@ SCENE(a_read_before_the_producer_is_found)
   CHECK_EQ(audit_finding_count(a), 1);
 }
 
-/* ---- causes ------------------------------------------------------------------- */
-
-/* MAIN writes x and y, SIDE reads both: a wait before the first read helps both. */
-SCENE(what_a_missing_wait_would_have_ordered_has_that_cause)
-{
-  allocate(X, MAIN, 1);
-  allocate(Y, MAIN, 1);
-  write_by(X, MAIN, 2);
-  write_by(Y, MAIN, 3);
-  read_by(X, SIDE, 4);
-  read_by(Y, SIDE, 5);
-  wait_for(THIRD, SIDE); /* so THIRD would come after MAIN */
-  read_by(X, THIRD, 6);
-  CHECK_EQ(audit_finding_count(a), 3);
-  for (size_t i = 0; i < 3; i++) {
-    CHECK_EQ(audit_finding_at(a, i)->cause, 0);
-    CHECK_EQ(audit_finding_at(a, i)->stands_alone, i == 0);
-  }
-}
-
 /* ---- graphs -------------------------------------------------------------------- */
 
 /* A graph that reads x and allocates y, captured on SIDE. */

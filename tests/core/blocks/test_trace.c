@@ -8,36 +8,6 @@ BEGIN(WHEN_TOLD, .devices = 2, .capacity = 64 * MIB)
 
 static told_t told;
 
-static void check_entry(size_t i, esper_action action, const void *address, size_t size,
-                        esper_stream stream)
-{
-  CHECK(i < told.count);
-  CHECK_EQ(told.entries[i].action, action);
-  CHECK(told.entries[i].address == (uintptr_t)address);
-  CHECK_EQ(told.entries[i].size, size);
-  CHECK(told.entries[i].stream == stream.handle);
-  CHECK_EQ(told.entries[i].device, stream.device);
-  CHECK(told.entries[i].time_us > 1500000000000000); /* since 1970 */
-  CHECK(i == 0 || told.entries[i].time_us >= told.entries[i - 1].time_us);
-}
-
-SCENE(everything_that_happens_is_told_in_order)
-{
-  world_listen(&w, &told);
-  void *p = world_malloc(&w, 11 * MIB - 5, r);
-  read_and_free(p, s);
-  sim_run_all(w.s);
-  esper_retire(w.core, 0);
-  CHECK_STATUS(try_malloc(100 * MIB - 5, r), ESPER_OUT_OF_MEMORY);
-  CHECK_EQ(told.count, 6);
-  check_entry(0, ESPER_TRACE_SEGMENT_ALLOC, p, 12 * MIB, r);
-  check_entry(1, ESPER_TRACE_ALLOC, p, 11 * MIB - 5, r);
-  check_entry(2, ESPER_TRACE_FREE_REQUESTED, p, 11 * MIB - 5, r);
-  check_entry(3, ESPER_TRACE_FREE_COMPLETED, p, 11 * MIB - 5, r);
-  check_entry(4, ESPER_TRACE_SEGMENT_FREE, p, 12 * MIB, r);
-  check_entry(5, ESPER_TRACE_OOM, (void *)(64 * MIB), 100 * MIB, r);
-}
-
 SCENE(entries_name_their_pool)
 {
   world_listen(&w, &told);

@@ -12,10 +12,9 @@ static esper_core *there; /* the other process */
 __attribute__((unused)) static esper_stream r, far;
 __attribute__((unused)) static esper_stream t, t_far; /* streams of the other process */
 
-static inline void begin_with(int backed)
+static inline void begin(void)
 {
-  sim_options options = {WHEN_TOLD, .devices = 2, .virtual_memory = 1, .backed = backed,
-                         .capacity = 256 * MIB};
+  sim_options options = {WHEN_TOLD, .devices = 2, .virtual_memory = 1, .capacity = 256 * MIB};
   esper_config pages_of_4_mib = {.large_segment_size = 4 * MIB};
   world_begin_with(&w, &options, &pages_of_4_mib);
   CHECK_OK(esper_core_create(sim_driver(w.s), &pages_of_4_mib, &there));
@@ -27,11 +26,6 @@ static inline void begin_with(int backed)
   CHECK_OK(esper_malloc(there, 512, t, &known));
   CHECK_OK(esper_free(there, known));
   CHECK_OK(esper_empty_cache(there, 0, NULL));
-}
-
-static inline void begin(void)
-{
-  begin_with(0);
 }
 
 static inline void end(void)

@@ -51,24 +51,3 @@ SCENE(free_memory_beside_live_memory_sleeps_with_it)
   wake("weights");
   CHECK(get_as("weights", 1024, r) == q);
 }
-
-SCENE(what_is_freed_asleep_becomes_holes)
-{
-  void *p[4];
-  for (int i = 0; i < 4; i++)
-    p[i] = used_as("weights", 20 * MIB, r);
-  sleep_all_of("weights");
-  world_free(&w, p[1]);
-  world_free(&w, p[2]);
-  CHECK_EQ(state_at(p[1]), BLOCK_ASLEEP);
-  world_check(&w);
-  wake("weights");
-  CHECK_EQ(state_at(p[1]), BLOCK_HOLE);
-  CHECK_EQ(reserved_mib(), 40);
-  world_check(&w);
-  sleep_all_of("weights");
-  world_free(&w, p[0]);
-  world_free(&w, p[3]);
-  wake("weights");
-  CHECK_EQ(reserved_mib(), 0);
-}

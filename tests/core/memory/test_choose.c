@@ -6,20 +6,6 @@
 
 #include "sleep/sleep_world.h"
 
-SCENE(only_live_bytes_are_kept)
-{
-  void *p[8];
-  for (int i = 0; i < 8; i++)
-    p[i] = used_as("weights", 64 * KIB, r);
-  world_run(&w, r);
-  for (int i = 0; i < 8; i += 2)
-    world_free(&w, p[i]);
-  esper_sleep_result result = sleep_all_of("weights");
-  CHECK_EQ(result.kept, 4 * 64 * KIB);
-  CHECK_EQ(calls(SIM_CALL_copy_to_host), 4);
-  wake("weights");
-}
-
 TEST(classic_segments_stay_and_are_told)
 {
   esper_config classic = {.segments = ESPER_SEGMENTS_CLASSIC};

@@ -131,19 +131,6 @@ TEST(without_pages_there_is_no_fence)
   world_end(&w);
 }
 
-SCENE_WITH(an_access_after_the_end_fails, begin_fenced(64))
-{
-  world_note_failures(&w);
-  char *p = used(1, r);
-  world_free(&w, p);
-  time_passes();
-  sim_kernel(w.s, 0, s.handle, p, 512, SIM_READ);
-  CHECK_EQ(w.failures, 1);
-  char *q = get(1, r);
-  sim_kernel(w.s, 0, r.handle, q + MIB, 512, SIM_WRITE);
-  CHECK_EQ(w.failures, 2);
-}
-
 /* Streams allocate, write, mark, read and free at random; the oracle watches every unmapping. */
 SCENE_WITH(random_programs_work_behind_fences, begin_fenced(256))
 {

@@ -123,11 +123,3 @@ SCENE_WITH(many_scattered_pages_go_back_in_little_time,
   CHECK_EQ(reserved_mib(), MANY);
   CHECK(released - freed < 5 * (got - begun));
 }
-
-/* As in PyTorch: whatever is free here can go. */
-SCENE(what_is_free_in_a_mapped_segment_is_no_inactive_split)
-{
-  comb(20, 4, r);
-  CHECK_EQ(world_stats(&w, 0).inactive_split_bytes[ESPER_ALL].peak, 0);
-  CHECK_EQ(world_stats(&w, 0).inactive_split[ESPER_ALL].allocated, 0);
-}

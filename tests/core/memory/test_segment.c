@@ -41,28 +41,6 @@ SCENE(without_host_memory_the_driver_is_not_asked)
   sim_fail_call(w.s, SIM_CALL_memory_free, 0, ESPER_OK);
 }
 
-SCENE(a_memory_fraction_of_nothing_leaves_what_there_is)
-{
-  void *p = world_malloc(&w, 12 * MIB, r);
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0));
-  CHECK_EQ(esper_get_memory_fraction(w.core, 0) * 100, 0);
-  CHECK_STATUS(try_malloc(1000, r), ESPER_OUT_OF_MEMORY);
-  esper_failure failure;
-  esper_get_failure(&failure);
-  CHECK_EQ(failure.limit, 0);
-  CHECK_EQ(failure.segment, 2 * MIB);
-  CHECK_EQ(failure.size, 1024);
-  CHECK_EQ(failure.requested, 1000);
-  size_t most;
-  CHECK_OK(esper_largest_available(w.core, 0, &most));
-  CHECK_EQ(most, 0);
-  world_free(&w, p);
-  CHECK(world_malloc(&w, 12 * MIB, r) == p);
-  CHECK_EQ(sim_calls(w.s, SIM_CALL_memory_alloc), 1);
-  CHECK_OK(esper_set_memory_fraction(w.core, 0, 1));
-  CHECK(world_malloc(&w, 1000, r));
-}
-
 SCENE(the_largest_available_is_what_a_malloc_can_get)
 {
   size_t most;
@@ -72,6 +50,10 @@ SCENE(the_largest_available_is_what_a_malloc_can_get)
   CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.5));
   CHECK_OK(esper_largest_available(w.core, 0, &most));
   CHECK_EQ(most, 28 * MIB);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.25)); /* less than there is */
+  CHECK_OK(esper_largest_available(w.core, 0, &most));
+  CHECK_EQ(most, 0);
+  CHECK_OK(esper_set_memory_fraction(w.core, 0, 0.5));
   world_free(&w, p);
   CHECK_OK(esper_largest_available(w.core, 0, &most));
   CHECK_EQ(most, 100 * MIB);

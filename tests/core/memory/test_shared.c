@@ -23,21 +23,6 @@ SCENE(what_cannot_be_named_is_refused)
   CHECK(!pages && !count);
 }
 
-SCENE(pages_that_cannot_be_shared_say_so)
-{
-  esper_page_name *pages;
-  size_t count;
-  void *address;
-  sim_set_sharing(w.s, 0);
-  void *p = get(10);
-  CHECK_STATUS(esper_share(w.core, p, &address, &pages, &count), ESPER_UNSUPPORTED);
-  CHECK(strstr(esper_last_error(), "cannot be exported"));
-  CHECK(!pages && !count);
-  world_free(&w, p);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL)); /* nothing holds them */
-  CHECK_EQ(world_stats(&w, 0).reserved_bytes[ESPER_ALL].current, 0);
-}
-
 static void *share_what_is_freed(void *p)
 {
   esper_page_name *pages;

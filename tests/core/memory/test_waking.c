@@ -3,18 +3,21 @@
 
 SCENE(memory_can_be_freed_asleep_and_does_not_wake)
 {
-  void *p = used_as("weights", 20 * MIB, r), *q = used_as("weights", 20 * MIB, r);
-  void *a = used_as("weights", 1024, r), *b = used_as("weights", 1024, r);
+  void *p[4], *a = used_as("weights", 1024, r), *b = used_as("weights", 1024, r);
+  for (int i = 0; i < 4; i++)
+    p[i] = used_as("weights", 20 * MIB, r);
   sleep_all_of("weights");
-  world_free(&w, p);
+  world_free(&w, p[1]);
+  world_free(&w, p[2]);
   world_free(&w, a);
   world_check(&w);
-  CHECK_STATUS(esper_free(w.core, p), ESPER_INVALID);
+  CHECK_STATUS(esper_free(w.core, p[1]), ESPER_INVALID);
   size_t woken;
   CHECK_OK(esper_wake(w.core, 0, NULL, 0, &woken));
-  CHECK_EQ(woken, 20 * MIB + 2 * MIB);
-  CHECK_EQ(reserved_mib(), 22);
-  world_kernel(&w, s, q);
+  CHECK_EQ(woken, 40 * MIB + 2 * MIB);
+  CHECK_EQ(reserved_mib(), 42);
+  world_kernel(&w, s, p[0]);
+  world_kernel(&w, s, p[3]);
   world_kernel(&w, s, b);
   world_check(&w);
   CHECK(get_as("weights", 1024, r) == a); /* free memory on a page that woke */

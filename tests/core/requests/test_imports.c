@@ -5,21 +5,6 @@
 
 /* ---- both have it ---------------------------------------------------------- */
 
-SCENE_WITH(what_one_writes_the_other_reads, begin_with(1))
-{
-  char *p = get(9);
-  sent x;
-  char *q = send_there(p, &x);
-  CHECK(q != p);
-  for (size_t i = 0; i < 9 * MIB; i += 4096)
-    p[i] = (char)(i / 4096 % 251);
-  for (size_t i = 0; i < 9 * MIB; i += 4096)
-    CHECK_EQ(q[i], (char)(i / 4096 % 251));
-  q[5 * MIB] = 77;
-  CHECK_EQ(p[5 * MIB], 77);
-  close_there(&x);
-}
-
 SCENE(it_may_be_opened_more_than_once)
 {
   void *p = get(9);
@@ -173,24 +158,4 @@ TEST(a_device_without_pages_opens_none)
   CHECK_STATUS(esper_open_shared(w.core, 0, &name, 1, &base), ESPER_UNSUPPORTED);
   CHECK(strstr(esper_last_error(), "classic segments"));
   world_end(&w);
-}
-
-/* Whatever is refused on the way, once, nothing is left of it, and the next time it works. */
-TEST(a_refusal_while_opening_leaves_nothing_behind)
-{
-  static const sim_call CALLS[] = {SIM_CALL_range_reserve, SIM_CALL_page_import, SIM_CALL_page_map};
-  for (size_t c = 0; c < 3; c++)
-    for (uint64_t nth = 1; nth <= (c ? 3 : 1); nth++) {
-      begin();
-      sent x = share(get(12));
-      CHECK_EQ(x.count, 3);
-      sim_alive before = alive();
-      sim_fail_call(w.s, CALLS[c], nth, ESPER_DEVICE_ERROR);
-      CHECK_STATUS(esper_open_shared(there, 0, x.pages, x.count, &x.base), ESPER_DEVICE_ERROR);
-      sim_alive after = alive();
-      CHECK(!x.base && !memcmp(&before, &after, sizeof before));
-      open_there(&x);
-      close_there(&x);
-      end();
-    }
 }

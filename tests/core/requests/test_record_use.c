@@ -13,35 +13,6 @@ static void use_until_event(void *ptr, esper_stream reader)
   sim_event_destroy(w.s, 0, event);
 }
 
-/* s waits for a flag that r raises after its next mallocs. Its event stands before that of t on the
- * core's own stream: memory grows meanwhile. */
-SCENE_WITH(an_event_that_waits_for_what_is_to_come_delays_memory_and_nothing_else, begin_of(1024))
-{
-  world_set_allowance(&w, MIB);
-  void *x = world_malloc(&w, 12 * MIB, r), *y[2];
-  world_kernel(&w, r, x);
-  world_wait(&w, s, r);
-  sim_wait_flag(w.s, 0, s.handle, 0);
-  sim_kernel(w.s, 0, s.handle, x, 12 * MIB, SIM_READ);
-  use_until_event(x, s);
-  world_free(&w, x);
-  for (int i = 0; i < 2; i++) {
-    y[i] = block((14 + 2 * (size_t)i) * MIB, r);
-    world_read_on(&w, t, y[i], r);
-    use_until_event(y[i], t);
-  }
-  world_free(&w, y[0]);
-  world_free(&w, y[1]);
-  void *z = world_malloc(&w, 10 * MIB, r);
-  CHECK(z != x && z != y[0] && z != y[1]);
-  CHECK_EQ(world_counters(&w, 0).held_back_in_vain, 1);
-  sim_raise_flag(w.s, 0, r.handle, 0);
-  sim_run_all(w.s);
-  CHECK_EQ(sim_pending_all(w.s), 0);
-  CHECK(world_malloc(&w, 14 * MIB, r) == y[0]);
-  CHECK(world_malloc(&w, 12 * MIB, r) == x);
-}
-
 /* An event that cannot be asked about is on nobody knows which stream: what the
  * carrier records later says nothing of it. */
 SCENE_WITH(a_later_event_does_not_cover_one_that_could_not_be_had, begin_of(12 + 14 + 14))

@@ -3,23 +3,6 @@
 
 BEGIN(WHEN_TOLD, .capacity = 256 * MIB)
 
-SCENE(empty_cache_gives_back_what_is_wholly_free)
-{
-  void *p = world_malloc(&w, 12 * MIB, r), *q = world_malloc(&w, 9 * MIB, r),
-       *stays = world_malloc(&w, 9 * MIB, r);
-  world_kernel(&w, r, p);
-  world_free(&w, p);
-  world_free(&w, q);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 20 * MIB);
-  CHECK_EQ(sim_pending_all(w.s), 0); /* it waited */
-  CHECK_EQ(world_stats(&w, 0).num_sync_all_streams, 1);
-  CHECK_EQ(world_stats(&w, 0).num_device_free, 1);
-  world_free(&w, stays);
-  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
-  CHECK_EQ(reserved(), 0);
-}
-
 /* Whether a stream is being captured cannot be asked then, either. */
 SCENE(empty_cache_says_that_the_driver_fails)
 {

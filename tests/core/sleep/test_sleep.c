@@ -44,34 +44,6 @@ SCENE(free_memory_goes_for_good)
   CHECK_EQ(reserved_mib(), 20);
 }
 
-SCENE(no_memory_is_handed_out_under_a_tag_that_sleeps)
-{
-  get_as("weights", 4 * MIB, r);
-  get_as("weights", 512, r);
-  sleep_all_of("weights");
-  CHECK_OK(esper_tag_push("weights"));
-  CHECK_REFUSED(try_malloc(512, r), ESPER_ASLEEP, "'weights' sleeps on device 0");
-  CHECK_STATUS(try_malloc(40 * MIB, s), ESPER_ASLEEP);
-  wake("weights");
-  CHECK(world_malloc(&w, 512, r));
-  CHECK_OK(esper_tag_pop());
-}
-
-SCENE(sleep_waits_for_work_on_every_stream)
-{
-  void *p = used_as("weights", 4 * MIB, r);
-  world_wait(&w, s, r);
-  world_kernel(&w, s, p); /* nobody has marked it */
-  uint64_t whole = calls(SIM_CALL_device_synchronize);
-  sleep_all_of("weights");
-  CHECK_EQ(calls(SIM_CALL_device_synchronize), whole);
-  wake("weights");
-  esper_stream mortal = world_mortal(&w, 0);
-  world_kernel(&w, mortal, p);
-  sleep_all_of("weights");
-  wake("weights");
-}
-
 SCENE(pending_memory_goes_once_its_uses_are_over)
 {
   void *p = used_as("weights", 4 * MIB, r);
@@ -95,22 +67,6 @@ SCENE(captures_refuse_it)
   wake(NULL);
 }
 
-SCENE(no_tags_are_not_all_tags)
-{
-  const char *none = "", *weights = "weights";
-  used_as(weights, 4 * MIB, r);
-  used(4, r);
-  size_t before = alive().bytes, woken;
-  CHECK_OK(esper_sleep(w.core, -1, &none, 0, ESPER_KEEP_HOST, NULL));
-  CHECK_EQ(alive().bytes, before);
-  sleep_all_of(""); /* memory without a tag */
-  CHECK(stats_of("").asleep && !stats_of(weights).asleep);
-  CHECK_OK(esper_wake(w.core, -1, &none, 0, &woken));
-  CHECK(!woken && stats_of("").asleep);
-  wake("");
-  CHECK_EQ(alive().bytes, before);
-}
-
 TEST(a_core_may_be_destroyed_while_its_memory_sleeps)
 {
   begin();
@@ -118,16 +74,6 @@ TEST(a_core_may_be_destroyed_while_its_memory_sleeps)
   used(4, r);
   sleep_all_of(NULL);
   end(); /* nothing of it is left */
-}
-
-SCENE(without_host_memory_nothing_sleeps)
-{
-  void *p = used_as("weights", 20 * MIB, r);
-  sim_fail_call(w.s, SIM_CALL_host_alloc, 1, ESPER_OUT_OF_MEMORY);
-  CHECK_STATUS(try_sleep("weights", ESPER_KEEP_HOST, NULL), ESPER_HOST_MEMORY);
-  world_kernel(&w, r, p);
-  CHECK(get_as("weights", 512, r));
-  CHECK(!stats_of("weights").asleep);
 }
 
 SCENE(contents_may_be_lost_on_request)

@@ -31,17 +31,6 @@ SCENE_WITH(contents_are_back_for_every_stream, begin_backed())
   }
 }
 
-SCENE_WITH(what_was_kept_as_nothing_wakes_as_zeros, begin_backed())
-{
-  sim_allow_loss(w.s, 1);
-  unsigned char *p = get_as("kv", 4 * MIB, r);
-  memset(p, 'x', 4 * MIB);
-  CHECK_OK(try_sleep("kv", ESPER_KEEP_NOTHING, NULL));
-  wake("kv");
-  for (size_t i = 0; i < 4 * MIB; i++)
-    CHECK(!p[i]);
-}
-
 SCENE(host_memory_serves_the_next_sleep_and_can_be_given_back)
 {
   used_as("weights", 20 * MIB, r);
@@ -75,23 +64,6 @@ SCENE(a_sleep_that_keeps_nothing_leaves_host_memory_as_it_is)
   CHECK_EQ(alive().host_bytes, 0);
   wake("weights");
   world_kernel(&w, r, p);
-}
-
-SCENE_WITH(if_memory_is_short_everything_still_sleeps, begin_with(64, NULL))
-{
-  void *p[3];
-  for (int i = 0; i < 3; i++)
-    p[i] = used_as("weights", 16 * MIB, r);
-  sleep_all_of("weights");
-  void *other = used_as("other", 40 * MIB, r);
-  CHECK_STATUS(try_wake("weights"), ESPER_OUT_OF_MEMORY);
-  CHECK_EQ(alive().bytes, 40 * MIB);
-  CHECK(stats_of("weights").asleep);
-  world_check(&w);
-  world_free(&w, other);
-  wake("weights"); /* gives the free memory of the other tag back */
-  for (int i = 0; i < 3; i++)
-    world_kernel(&w, s, p[i]);
 }
 
 static void fail_at(sim_call call, uint64_t nth)
@@ -152,21 +124,6 @@ SCENE(waking_what_is_awake_does_nothing)
   CHECK_OK(esper_wake(w.core, -1, NULL, 0, &woken));
   CHECK_EQ(woken, 0);
   CHECK_EQ(calls(SIM_CALL_stream_create), 0);
-}
-
-SCENE(tags_sleep_and_wake_apart)
-{
-  void *p = used_as("weights", 20 * MIB, r), *q = used_as("kv", 20 * MIB, r);
-  sleep_all_of(NULL);
-  wake("kv");
-  world_kernel(&w, r, q);
-  CHECK(stats_of("weights").asleep && !stats_of("kv").asleep);
-  sleep_all_of("kv");
-  wake("weights");
-  world_kernel(&w, r, p);
-  CHECK_EQ(stats_of("kv").host, 20 * MIB);
-  wake(NULL);
-  world_kernel(&w, r, q);
 }
 
 /* Notes are part of the block, which lives on as a hole and as what fills it. */

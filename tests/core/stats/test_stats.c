@@ -5,22 +5,6 @@
 
 BEGIN(WHEN_TOLD)
 
-SCENE(bytes_are_active_until_nothing_is_owed)
-{
-  void *p = world_malloc(&w, 12 * MIB, r);
-  read_and_free(p, s);
-  esper_stats now = world_stats(&w, 0);
-  CHECK_EQ(now.allocated_bytes[ESPER_ALL].current, 0);
-  CHECK_EQ(now.active_bytes[ESPER_ALL].current, 12 * MIB);
-  CHECK_EQ(now.requested_bytes[ESPER_ALL].current, 12 * MIB);
-  CHECK_EQ(world_counters(&w, 0).bytes_pending, 12 * MIB);
-  sim_run_all(w.s);
-  now = world_stats(&w, 0); /* finds out */
-  CHECK_EQ(now.active_bytes[ESPER_ALL].current, 0);
-  CHECK_EQ(world_counters(&w, 0).bytes_pending, 0);
-  CHECK_EQ(world_counters(&w, 0).uses_pending, 0);
-}
-
 SCENE(oversize_blocks_are_counted_by_the_limit_of_their_birth)
 {
   CHECK_OK(esper_configure(w.core, &(esper_config){.max_split_size = 20 * MIB}));

@@ -89,6 +89,11 @@ typedef struct thread { /* of one program */
   uint64_t done;
 } thread;
 
+/* Of a device. */
+typedef struct amount {
+  int64_t bytes, blocks;
+} amount;
+
 /* "": none. */
 static const char *const TAG_NAMES[] = {"", "weights", "kv"};
 
@@ -107,6 +112,8 @@ struct program {
   int shelved;
   atomic_bool shared; /* pages, and some may still be open */
   _Atomic uint64_t mallocs, handed_out, ran_out;
+  bool virtual_memory;
+  amount live[2], peak[2]; /* of one thread: of each device, since its peaks were reset */
 };
 
 static _Thread_local thread *current;
@@ -290,6 +297,19 @@ static esper_status malloc_as(const thread *t, int tag, esper_pool *pool, size_t
   return status;
 }
 
+static void count(program *p, const block *b, int by)
+{
+  amount *live = &p->live[b->device], *peak = &p->peak[b->device];
+  if (p->threads > 1)
+    return;
+  live->bytes += by * (int64_t)b->size;
+  live->blocks += by;
+  if (live->bytes > peak->bytes)
+    peak->bytes = live->bytes;
+  if (live->blocks > peak->blocks)
+    peak->blocks = live->blocks;
+}
+
 /* The core gave memory to the stream at place `on`. */
 static block *new_block(thread *t, void *ptr, int on)
 {
@@ -304,6 +324,7 @@ static block *new_block(thread *t, void *ptr, int on)
                .owner = on,
                .captured = t->streams[on].capturing,
                .capture = t->captures};
+  count(t->p, b, 1);
   return b;
 }
 
@@ -388,6 +409,7 @@ static void free_at(thread *t, int i)
 {
   block b = t->blocks[i];
   t->blocks[i] = t->blocks[--t->block_count];
+  count(t->p, &b, -1);
   sim_owner_end(t->p->s, b.ptr);
   MUST(esper_free(t->p->core, b.ptr));
 }
@@ -998,6 +1020,9 @@ static void make_own_pool(thread *t, int device)
   t->own_pool_ids[device] = ++t->p->pool_ids;
   MUST_AT_LAST(esper_pool_create(t->p->core, device, POOL_ID, t->own_pool_ids[device],
                                  &t->own_pools[device]));
+  unsigned flags = chance(t, 2) ? ESPER_POOL_USE_ON_OOM : 0;
+  MUST_AT_LAST(
+      esper_pool_set_flags(t->p->core, device, POOL_ID, t->own_pool_ids[device], flags, flags));
 }
 
 /* As MemPool goes: what is out of the pool outlives it. */
@@ -1032,7 +1057,11 @@ static void do_limits(thread *t)
         esper_empty_cache(p->core, device, chance(t, 2) ? p->pools[device] : t->own_pools[device]));
     break;
   case 2: MUST_AT_LAST(esper_set_memory_fraction(p->core, device, (1 + draw(t, 8)) / 8.0)); break;
-  case 3: MUST_AT_LAST(esper_reset_peak_stats(p->core, device)); break;
+  case 3:
+    MUST_AT_LAST(esper_reset_peak_stats(p->core, device));
+    if (p->threads == 1)
+      p->peak[device] = p->live[device];
+    break;
   case 4: esper_trace_watch(p->core, chance(t, 2) ? hear_nothing : NULL, NULL); break;
   case 5: replace_own_pool(t, device); break;
   default:
@@ -1286,43 +1315,109 @@ static void operation(thread *t)
 
 /* ---- programs ------------------------------------------------------------ */
 
+/* What statistics have of each size class, and the snapshot shows. */
+enum {
+  ALLOCATION,
+  SEGMENT,
+  ACTIVE,
+  SPLIT,
+  ALLOCATED_BYTES,
+  RESERVED_BYTES,
+  ACTIVE_BYTES,
+  SPLIT_BYTES,
+  REQUESTED_BYTES,
+  FIGURES
+};
+
+typedef struct sums {
+  int64_t of[FIGURES][ESPER_CLASSES];
+  int64_t oversize_blocks, oversize_segments;
+} sums;
+
+static void add(sums *sum, const esper_segment_entry *g, int figure, size_t by)
+{
+  sum->of[figure][ESPER_ALL] += (int64_t)by;
+  sum->of[figure][g->large ? ESPER_LARGE : ESPER_SMALL] += (int64_t)by;
+}
+
+static sums sums_of(program *p, int device)
+{
+  sums sum = {0};
+  esper_snapshot snapshot;
+  MUST(esper_snapshot_take(p->core, device, &snapshot));
+  for (size_t i = 0; i < snapshot.segment_count; i++) {
+    const esper_segment_entry *g = &snapshot.segments[i];
+    size_t oversize = p->max_split && !g->mapped ? p->max_split : SIZE_MAX;
+    add(&sum, g, SEGMENT, 1);
+    add(&sum, g, RESERVED_BYTES, g->size);
+    sum.oversize_segments += g->size >= oversize;
+    for (size_t k = 0; k < g->block_count; k++) {
+      const esper_block_entry *b = &snapshot.blocks[g->first_block + k];
+      if (b->state == ESPER_BLOCK_ALLOCATED) {
+        add(&sum, g, ALLOCATION, 1);
+        add(&sum, g, ALLOCATED_BYTES, b->size);
+        sum.oversize_blocks += b->size >= oversize;
+      }
+      if (b->state != ESPER_BLOCK_INACTIVE) {
+        add(&sum, g, ACTIVE, 1);
+        add(&sum, g, ACTIVE_BYTES, b->size);
+        add(&sum, g, REQUESTED_BYTES, b->requested);
+      } else if (g->block_count > 1 && !g->mapped) {
+        add(&sum, g, SPLIT, 1);
+        add(&sum, g, SPLIT_BYTES, b->size);
+      }
+    }
+  }
+  esper_snapshot_free(&snapshot);
+  return sum;
+}
+
+static void check_figures(program *p, int device)
+{
+  esper_stats stats, after;
+  sums sum;
+  do { /* work may complete in between, for the core asks whether it has */
+    MUST(esper_get_stats(p->core, device, &stats));
+    sum = sums_of(p, device);
+    MUST(esper_get_stats(p->core, device, &after));
+  } while (memcmp(&stats, &after, sizeof stats));
+  const esper_stat *stat[FIGURES] = {
+      stats.allocation,      stats.segment,        stats.active,       stats.inactive_split,
+      stats.allocated_bytes, stats.reserved_bytes, stats.active_bytes, stats.inactive_split_bytes,
+      stats.requested_bytes,
+  };
+  for (int f = 0; f < FIGURES; f++)
+    for (int c = 0; c < ESPER_CLASSES; c++)
+      if (stat[f][c].current != sum.of[f][c] || stat[f][c].peak < stat[f][c].current ||
+          stat[f][c].allocated - stat[f][c].freed != stat[f][c].current)
+        fail("device %d: figure %d of class %d is %lld, and %lld in the snapshot", device, f, c,
+             (long long)stat[f][c].current, (long long)sum.of[f][c]);
+  if (stats.oversize_allocations.current != sum.oversize_blocks ||
+      stats.oversize_segments.current != sum.oversize_segments)
+    fail("device %d: oversize memory is counted wrongly", device);
+  if (!p->virtual_memory &&
+      stats.num_device_alloc - stats.num_device_free != sum.of[SEGMENT][ESPER_ALL])
+    fail("device %d: segments came and went uncounted", device);
+  /* Nothing is freed inside a malloc: these two rise and fall by whole calls. */
+  if (p->threads == 1 && (stats.allocation[ESPER_ALL].peak != p->peak[device].blocks ||
+                          stats.allocated_bytes[ESPER_ALL].peak != p->peak[device].bytes))
+    fail("device %d: the peak was %lld bytes, not %lld", device, (long long)p->peak[device].bytes,
+         (long long)stats.allocated_bytes[ESPER_ALL].peak);
+  sim_alive alive;
+  sim_count_alive(p->s, device, &alive);
+  /* What was opened as by another process may outlive the page here. */
+  size_t reserved = (size_t)sum.of[RESERVED_BYTES][ESPER_ALL];
+  if (alive.bytes < reserved || (alive.bytes > reserved && !p->shared))
+    fail("device %d: the driver gave %zu bytes, the snapshot shows %zu", device, alive.bytes,
+         reserved);
+}
+
 static void check_everything(program *p)
 {
   if (!esper_core_is_valid(p->core))
     fail("the core is not valid");
-  for (int d = 0; d < p->devices; d++) {
-    esper_stats stats;
-    esper_snapshot snapshot;
-    MUST(esper_get_stats(p->core, d, &stats));
-    MUST(esper_snapshot_take(p->core, d, &snapshot));
-    size_t reserved = 0, live = 0, blocks = 0;
-    for (size_t i = 0; i < snapshot.segment_count; i++)
-      reserved += snapshot.segments[i].size;
-    for (size_t i = 0; i < snapshot.block_count; i++)
-      if (snapshot.blocks[i].state == ESPER_BLOCK_ALLOCATED) {
-        live += snapshot.blocks[i].size;
-        blocks++;
-      }
-    esper_snapshot_free(&snapshot);
-    sim_alive alive;
-    sim_count_alive(p->s, d, &alive);
-    /* What was opened as by another process may outlive the page here. */
-    if (alive.bytes < reserved || (alive.bytes > reserved && !p->shared) ||
-        reserved != (size_t)stats.reserved_bytes[ESPER_ALL].current)
-      fail("device %d: the driver gave %zu bytes, the snapshot shows %zu, the "
-           "statistics %lld",
-           d, alive.bytes, reserved, (long long)stats.reserved_bytes[ESPER_ALL].current);
-    if (live != (size_t)stats.allocated_bytes[ESPER_ALL].current ||
-        blocks != (size_t)stats.allocation[ESPER_ALL].current)
-      fail("device %d: %zu bytes are live in the snapshot, %lld in the "
-           "statistics",
-           d, live, (long long)stats.allocated_bytes[ESPER_ALL].current);
-    for (int c = 0; c < ESPER_CLASSES; c++)
-      if (stats.active_bytes[c].current < stats.allocated_bytes[c].current ||
-          stats.active_bytes[c].peak < stats.active_bytes[c].current ||
-          stats.reserved_bytes[c].current < stats.active_bytes[c].current)
-        fail("device %d: the statistics contradict themselves", d);
-  }
+  for (int d = 0; d < p->devices; d++)
+    check_figures(p, d);
 }
 
 static thread make_thread(program *p, uint64_t random)
@@ -1430,7 +1525,7 @@ static uint64_t run_program(uint64_t seed, int threads)
       .completion = COMPLETIONS[draw(&maker, 4)],
       .seed = draw64(&maker.random),
   };
-  options.virtual_memory = chance(&maker, 2);
+  options.virtual_memory = p.virtual_memory = chance(&maker, 2);
   p.fatal = p.faults && chance(&maker, 4);
   p.tags = chance(&maker, 2) && (threads == 1 || !p.fatal);
   for (int i = 1; i < 3; i++) { /* so that they are known */

@@ -49,6 +49,10 @@ static void *look(void *argument)
     CHECK(esper_core_is_valid(w.core));
     CHECK_OK(esper_get_stats(w.core, 0, &stats));
     CHECK(stats.active_bytes[ESPER_ALL].current <= stats.active_bytes[ESPER_ALL].peak);
+    CHECK(stats.allocated_bytes[ESPER_ALL].current <= stats.active_bytes[ESPER_ALL].current);
+    CHECK(stats.active_bytes[ESPER_ALL].current <= stats.reserved_bytes[ESPER_ALL].current);
+    CHECK_EQ(stats.allocation[ESPER_ALL].current,
+             stats.allocation[ESPER_ALL].allocated - stats.allocation[ESPER_ALL].freed);
     CHECK(stats.allocation[ESPER_ALL].current >= 0 &&
           stats.allocation[ESPER_ALL].current <= SHELF + THREADS);
     CHECK_EQ(stats.active_bytes[ESPER_ALL].current,

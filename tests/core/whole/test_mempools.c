@@ -1,7 +1,4 @@
 /* MemPools: their flags, and shortage of memory. */
-#include <pthread.h>
-#include <stdatomic.h>
-
 #include "pools/mem_pools.h"
 
 /* ---- flags ------------------------------------------------------------------ */
@@ -64,42 +61,6 @@ SCENE_WITH(a_mem_pool_survives_being_out_of_memory, begin(44))
   CHECK(get(12 * MIB, r) == a);
   CHECK(get(32 * MIB, r));
   CHECK_EQ(o.live, 2);
-}
-
-/* Pools come and go in several threads, with memory of their own allocators. */
-static atomic_int failures;
-
-static void *churn(void *context)
-{
-  uint64_t id = 100 + (uint64_t)(uintptr_t)context;
-  for (int i = 0; i < 200; i++) {
-    esper_pool *mine;
-    void *p, *q;
-    if (esper_pool_create(w.core, 0, 0, id, &mine) != ESPER_OK)
-      failures++;
-    unsigned flags = i % 2 ? ESPER_POOL_USE_ON_OOM : ESPER_POOL_NO_SPLIT;
-    esper_pool_set_flags(w.core, 0, 0, id, flags, flags);
-    if (esper_malloc_from(w.core, mine, 3 * MIB, w.stream[id % 4], &p) ||
-        esper_malloc(w.core, 5 * MIB, w.stream[id % 4], &q))
-      failures++;
-    else if (esper_free(w.core, p) || esper_free(w.core, q))
-      failures++;
-    esper_pool_release(w.core, 0, 0, id);
-    if (i % 16 == 0)
-      esper_pool_empty(w.core, 0, 0, id);
-  }
-  return NULL;
-}
-
-SCENE_WITH(pools_come_and_go_in_threads, begin(160))
-{
-  pthread_t thread[4];
-  atomic_store(&failures, 0);
-  for (uintptr_t i = 0; i < 4; i++)
-    CHECK_EQ(pthread_create(&thread[i], NULL, churn, (void *)i), 0);
-  for (int i = 0; i < 4; i++)
-    pthread_join(thread[i], NULL);
-  CHECK_EQ(atomic_load(&failures), 0);
 }
 
 /* It may be that of a capture which is about to begin. */

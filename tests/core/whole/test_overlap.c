@@ -97,20 +97,12 @@ static void check_pipeline(size_t least, size_t most, int streams)
   }
 }
 
-TEST(a_pipeline_over_three_streams_loses_no_overlap)
+TEST(pipelines_lose_no_overlap)
 {
-  check_pipeline(4, 64, 1);
-}
-
-TEST(a_pipeline_over_four_streams_loses_no_overlap)
-{
-  check_pipeline(4, 64, 2);
-}
-
-TEST(pipelines_of_large_tensors_lose_no_overlap)
-{
-  check_pipeline(256, 1024, 1);
-  check_pipeline(256, 1024, 2);
+  for (int readers = 1; readers <= 2; readers++) {
+    check_pipeline(4, 64, readers);
+    check_pipeline(256, 1024, readers);
+  }
 }
 
 /* Two layers are needed; the allowance is 128 MiB, or two layers if these are larger. */

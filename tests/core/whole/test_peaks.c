@@ -10,13 +10,6 @@ DRAW_FROM(state)
 
 /* ---- programs --------------------------------------------------------------- */
 
-/* The last read of p, on another stream than its owner's. */
-static void read_mark_free(void *p, esper_stream owner, esper_stream reader)
-{
-  world_read_marked(&w, reader, p, owner);
-  world_free(&w, p);
-}
-
 static void *made(size_t mib, esper_stream stream)
 {
   return block(mib * MIB, stream);
@@ -39,31 +32,11 @@ static void fsdp_like(void)
         world_free(&w, shards[1]);
       }
       void *y = made(64, compute);
-      read_mark_free(weight, comm, compute);
+      world_read_marked(&w, compute, weight, comm);
+      world_free(&w, weight);
       world_free(&w, x);
       x = y;
     }
-  }
-}
-
-/* Batches that are copied up to three steps ahead of their readers, of which
- * there are one or two. */
-static void prefetch(void)
-{
-  enum { STEPS = 300, AHEAD = 3 };
-  esper_stream compute = w.stream[0], other = w.stream[2], copies = w.stream[1];
-  void *queue[AHEAD], *y = made(48, compute);
-  int count = 0;
-  for (int i = 0; i < STEPS; i++) {
-    while (count < 1 || (count < AHEAD && draw(2)))
-      queue[count++] = made(24, copies);
-    void *batch = queue[0];
-    memmove(queue, queue + 1, sizeof *queue * (size_t)--count);
-    world_kernel(&w, compute, y);
-    if (draw(2)) {
-      world_read_marked(&w, other, batch, copies);
-    }
-    read_mark_free(batch, copies, compute);
   }
 }
 
@@ -150,11 +123,7 @@ TEST(an_fsdp_like_pipeline_takes_an_allowance_more)
   check_peaks(fsdp_like, ESPER_SEGMENTS_CLASSIC, 0);
   check_peaks(fsdp_like, ESPER_SEGMENTS_MAPPED, 0);
 }
-TEST(prefetching_takes_an_allowance_more)
-{
-  check_peaks(prefetch, ESPER_SEGMENTS_CLASSIC, 0);
-  check_peaks(prefetch, ESPER_SEGMENTS_MAPPED, 0);
-}
+
 TEST(random_readers_take_an_allowance_more)
 {
   check_peaks(random_readers, ESPER_SEGMENTS_CLASSIC, 0);
