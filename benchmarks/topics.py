@@ -492,11 +492,17 @@ ENGINE_NAMES = (
 
 
 def deviations(rounds: Rounds, case: str, engine: str) -> list[float]:
-    """The largest relative difference of a case's losses from native's, for each round."""
+    """The largest relative difference of a case's losses from native's, for each round; infinite
+    where one is no number."""
+
+    def differs(x: float, y: float) -> float:
+        found = abs(x - y) / max(abs(y), 1e-12)
+        return found if math.isfinite(found) else math.inf  # max() passes over NaN
+
     key = f"{engine} losses"
     there = [one for one in rounds if all(key in one.get(side, {}) for side in (case, NATIVE))]
     both = [(one[case][key], one[NATIVE][key]) for one in there]
-    return [max(abs(x - y) / max(abs(y), 1e-12) for x, y in zip(*one, strict=True)) for one in both]
+    return [max(differs(x, y) for x, y in zip(*one, strict=True)) for one in both]
 
 
 def peak_goal(rounds: Rounds, engine: str, ranks: int) -> float:

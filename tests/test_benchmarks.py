@@ -246,6 +246,23 @@ def test_a_case_that_gives_nothing_is_named_and_one_left_out_says_why(
     assert "step: left out, the package vllm" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("fallen, code", [(None, 0), ("native", 1), ("esper_alloc", 1)])
+def test_a_case_that_falls_out_is_named(
+    fallen: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(self: Any, part: Any, cases: Any, *_: Any) -> Any:
+        def figures(case: Any) -> dict[str, Any]:
+            value = 0.1 if case.name == "esper_alloc" else 1.0
+            return {"machine": ABOUT, **{row.key: value for row in part.rows}}
+
+        whole = {case.name: figures(case) for case in cases}
+        return [whole] + 2 * [{name: each for name, each in whole.items() if name != fallen}]
+
+    measured_by(monkeypatch, measure)
+    monkeypatch.setattr(load("loops"), "load", lambda: None)
+    assert main(monkeypatch, "pair", "--out", str(tmp_path / "pair.json")) == code
+
+
 #: In place of run.py --worker: fails, or reports where it is told to.
 FRESH = """
 import json, os, sys

@@ -67,11 +67,12 @@ def answer(library: Path, code: str, **env: str) -> Any:
 FORKS = """
 import ctypes, os, signal, threading, time
 
+one = torch.ones(4)  # here: the thread that forks may not have run an operator since
+
 
 def fork_while_a_lock_is_held():
     "The exit status of the child, which runs an operator."
     holder = ctypes.CDLL(os.environ["HOLDER"])
-    one = torch.ones(4)
 
     def fork():
         child = os.fork()

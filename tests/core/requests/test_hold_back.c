@@ -5,6 +5,12 @@
 #include "esper_sleep.h"
 #include "malloc_world.h"
 
+/* The clock stands still, so that nothing depends on how busy the machine is. */
+__attribute__((constructor)) static void stop_the_clock(void)
+{
+  monotonic_skip(0);
+}
+
 /* A device of 1 GiB and an allowance of 40 MiB: more than three blocks of 12 MiB. */
 static void begin_holding(void)
 {
