@@ -59,7 +59,8 @@ SCENE(captures_refuse_it)
   used_as("weights", 4 * MIB, r);
   size_t before = alive().bytes;
   sim_capture_begin(w.s, 0, r.handle);
-  CHECK_REFUSED(try_sleep(NULL, ESPER_KEEP_HOST, NULL), ESPER_CAPTURING, "cannot go to sleep while");
+  CHECK_REFUSED(try_sleep(NULL, ESPER_KEEP_HOST, NULL), ESPER_CAPTURING,
+                "cannot go to sleep while");
   sim_capture_abort(w.s, 0, r.handle);
   CHECK_EQ(alive().bytes, before);
   CHECK(get_as("weights", 512, r)); /* it is awake */
