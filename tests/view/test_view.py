@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import random
-import signal
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -544,6 +543,10 @@ def test_refused_files_leave_nothing_behind(
         assert main(view_page) == 1 and page.lstat() == before
         assert "cannot be written: a link, a folder or a device" in capsys.readouterr().err
         page.unlink()
-    monkeypatch.setattr(os, "replace", lambda *_: signal.raise_signal(signal.SIGINT))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
     assert main(view_page) == 130
     assert not [*tmp_path.glob("*.html"), *tmp_path.glob("*.part*")]
