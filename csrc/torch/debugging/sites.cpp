@@ -215,6 +215,18 @@ static bool is_of_python(const torch::autograd::Node &node)
   return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
 }
 
+// The Python object of such a node; newer versions of PyTorch have no member for it.
+template <class PyNode>
+static auto object_of(const PyNode &node, int) -> decltype(node.obj)
+{
+  return node.obj;
+}
+template <class PyNode>
+static PyObject *object_of(const PyNode &node, long)
+{
+  return node.pyobj();
+}
+
 // The caller is C.
 int current_node(uint64_t *hash, char *name, size_t size)
 {
@@ -226,8 +238,8 @@ int current_node(uint64_t *hash, char *name, size_t size)
     const torch::autograd::Node &it = *node;
     *hash = typeid(it).hash_code();
     if (is_of_python(it)) {
-      const auto &its = static_cast<const torch::autograd::PyNode &>(it);
-      *hash ^= reinterpret_cast<uintptr_t>(Py_TYPE(its.obj));
+      PyObject *object = object_of(static_cast<const torch::autograd::PyNode &>(it), 0);
+      *hash ^= object == nullptr ? 0 : reinterpret_cast<uintptr_t>(Py_TYPE(object));
     }
     if (name != nullptr) {
       std::snprintf(name, size, "autograd (%s)", it.name().c_str());
