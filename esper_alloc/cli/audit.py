@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
             return complain("audit", f"--output {args.output} is a program: name another file", 2)
         try:
             if not Path(args.output).is_fifo():  # its reader would take this for the end
-                open(args.output, "a").close()  # what is in it stays until there are findings
+                open(args.output, "a").close()  # what is in it stays until the end
         except OSError as error:
             return complain("audit", _unwritten(args.output, error), 2)
     try:

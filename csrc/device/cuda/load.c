@@ -84,10 +84,10 @@ static bool virtual_memory_found(void)
 static esper_status devices_find(void)
 {
   int count = 0;
-  cuda_watch_forks(); /* before, because a child that is forked meanwhile has half of it */
   esper_status status = CALL(cuInit, 0);
   if (status != ESPER_OK)
     return status;
+  cuda_watch_forks();
   status = CALL(cuDriverGetVersion, &cuda_version);
   if (status == ESPER_OK)
     status = CALL(cuDeviceGetCount, &count);
