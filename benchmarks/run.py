@@ -169,8 +169,8 @@ class Command:
             return False
         complete = True
         for case in cases:
-            # One that failed is left out from then on. The first round alone may have had no time
-            # for a case that runs once.
+            # A case that failed is in no later round. The last round may lack one because the time
+            # was over, and a case that runs once is in the first round alone.
             had = [number for number, one in enumerate(rounds) if case.name in one]
             fell_out = not case.once and had and had[-1] < len(rounds) - 2
             last = part.workers != STAYS or len(rounds) - 1 in had

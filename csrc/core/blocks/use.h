@@ -98,8 +98,8 @@ bool uses_have_completed(const block_t *block);
  * active. */
 bool block_is_marked(const block_t *block);
 /* The record that the host may wait for, so that the block comes nearer to `reader`: of a use that
- * is not satisfied, loans aside. NULL: there is none, or the block is withheld; or one has no record,
- * stands for all streams, or is on a stream that may not be awaited. */
+ * is not satisfied, loans aside. NULL: there is none, or the block is withheld; or one has no
+ * record, stands for all streams, or is on a stream that may not be awaited. */
 record_t *block_awaits(const block_t *block, const stream_t *reader);
 
 /* The stream whose use a block lent to `borrower` has: all streams, for the same reason as owner
