@@ -5,7 +5,7 @@ measures one of them, and rows that compare their figures. run.py runs it.
 
 A result file, ``benchmarks/results/<topic>.json``::
 
-    {"runs": [{"gpu", "driver", "torch", "commit", "time", "id", "left_out"}],
+    {"runs": [{"gpu", "driver", "torch", "commit", "time", "id", "left_out", "settings"}],
      "rows": [{"name", "unit", "ours", "peer", "peer_name", "ratio", "goal",
                "run", "rounds", "ours_range", "peer_range", "met", "judged",
                "mean_ratio", "interval"}]}
@@ -13,7 +13,8 @@ A result file, ``benchmarks/results/<topic>.json``::
 ``ours`` and ``peer`` are medians over the rounds of one command on one GPU, the ranges are the
 smallest and largest. Where both sides were measured in the same rounds, ``mean_ratio`` is the mean
 of the rounds' ratios and ``interval`` its 95% confidence interval (Student's t). ``left_out`` names
-peers that could not be measured, and why. A later run replaces the rows it measured again.
+peers that could not be measured, and why; ``settings`` those that differ from the topic's. A later
+run replaces the rows it measured again.
 
 ``goal`` is the largest value that satisfies us of what ``judged`` names: the ``ratio`` (without a
 ratio, ``ours``), ``ours``, the ``difference`` ours - peer, or the ``mean_ratio``; of ``at_least``
@@ -261,7 +262,7 @@ class Results:
         self.run: dict[str, Any] | None = None
         self.complete = True  # no row with a goal is missing
 
-    def describe(self, about: Mapping[str, str]) -> None:
+    def describe(self, about: Mapping[str, Any]) -> None:
         """Says what machine the rows come from: what machine() gave in a worker."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.run = {**about, "commit": commit(), "time": now, "id": f"{now}-{os.getpid()}"}

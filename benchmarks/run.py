@@ -5,7 +5,7 @@
     python benchmarks/run.py pipeline --list           # what a topic measures, and its parts
     python benchmarks/run.py pipeline                  # all parts
     python benchmarks/run.py jobs --part moe --seconds 60 --out moe.json
-    python benchmarks/run.py sleep --set gib=4         # another setting
+    python benchmarks/run.py sleep --set gib=4 --out sleep.json     # another setting
     python benchmarks/run.py pipeline --case 'native, recipe' --case 'esper_alloc, record_use'
 
 The cases of a part take turns. No round begins after --seconds, of which each part has its share,
@@ -83,6 +83,16 @@ class Command:
         self.options, self.rounds = options, rounds
         self.results = Results(name, out)
 
+    def other_settings(self) -> dict[str, Any]:
+        """What a run says of itself if it was asked for other settings than a topic's own."""
+        usual = self.topic.settings
+        changed = {
+            key: value for key, value in self.options.settings.items() if value != usual[key]
+        }
+        changed |= {"small": True} if self.options.small else {}
+        changed |= {"segments": self.options.segments} if self.options.segments else {}
+        return {"settings": changed} if changed else {}
+
     def command_of(self, part: Part, case: Case) -> tuple[list[str], dict[str, str]]:
         """The command that measures a case, and its environment."""
         ours = case.allocator == OURS
@@ -130,7 +140,7 @@ class Command:
         if first is None:
             return False
         if self.results.run is None:
-            self.results.describe(first["machine"])
+            self.results.describe({**first["machine"], **self.other_settings()})
         self.results.leave_out(left_out)
         for row in part.rows(rounds, self.options) if callable(part.rows) else part.rows:
             if not (isinstance(row.peer, str) and row.peer in left_out):
@@ -281,12 +291,15 @@ def main() -> int:
         parser.error(str(wrong))
     if shares_a_gpu() and options.out is None:
         parser.error("ESPER_ONE_GPU=1: ranks that share a GPU give no times to keep: name --out")
+    asked = Options(options.small, options.segments, settings, options.case)
+    command = Command(options.topic, asked, options.rounds, options.out)
+    if options.out is None and (other := command.other_settings()):
+        given = ", ".join(f"{name}={value}" for name, value in other["settings"].items())
+        parser.error(f"{given}: rows of other settings need a file of their own: name --out")
     parts, why = parts_here(topic, options.part, settings)
     if why:
         print(f"nothing can be measured: {why}")
         return 1
-    asked = Options(options.small, options.segments, settings, options.case)
-    command = Command(options.topic, asked, options.rounds, options.out)
     return 0 if command.run(parts, options.seconds) else 1
 
 

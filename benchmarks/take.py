@@ -6,7 +6,7 @@
 
 Rows take the place of all rows of their names; runs of which no row is left go.
 What was measured last wins. Nothing is taken where a run has no commit to be repeated
-from. `python benchmarks/readme.py` writes the README's figures then.
+from, or tiny sizes, or where a file is named after no topic. `python benchmarks/readme.py` writes the README's figures then.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from common import RESULTS, add_to, read
+from topics import TOPICS
 
 
 def found_in(path: Path) -> Iterator[Path]:
@@ -40,7 +41,11 @@ def take(paths: Iterable[Path], into: Path = RESULTS) -> list[str]:
         raise SystemExit(f"no result file: {', '.join(missing) or 'nothing was found'}")
     made = [(file, *read(file)) for file in files]
     for file, _, runs in made:
+        if file.stem not in TOPICS:
+            raise SystemExit(f"{file}: there is no topic {file.stem!r}; name it TOPIC.json")
         for run in runs:
+            if run.get("settings", {}).get("small"):
+                raise SystemExit(f"{file}: measured with --small, which tries a benchmark")
             if run["commit"].endswith("+changes") or run["commit"] == "unknown":
                 raise SystemExit(
                     f"{file}: measured at {run['commit']}, which nobody else has; measure at a "

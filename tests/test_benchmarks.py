@@ -210,6 +210,25 @@ def test_ranks_that_share_a_gpu_need_a_file_of_their_own(
     assert "ranks that share a GPU give no times to keep: name --out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("other", ["--small", "--segments=classic", "--set=gib=1.5"])
+def test_rows_of_other_settings_need_a_file_of_their_own(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(monkeypatch, "sleep", other)
+    assert "need a file of their own: name --out" in capsys.readouterr().err
+    out = tmp_path / "sleep.json"
+
+    def measure(self: Any, part: Any, cases: Any, *_: Any) -> Any:
+        return [{case.name: Figures(machine=ABOUT) for case in cases}]
+
+    measured_by(monkeypatch, measure)
+    main(monkeypatch, "sleep", "--part", "bandwidth", other, "--out", str(out))
+    [told] = json.loads(out.read_text())["runs"]
+    name, _, value = other.removeprefix("--set=").lstrip("-").partition("=")
+    assert str(told["settings"][name]) == (value or "True")
+
+
 def test_a_case_that_gives_nothing_is_named_and_one_left_out_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -423,6 +442,7 @@ def test_results_of_another_machine_are_taken(tmp_path: Path) -> None:
     [
         ({"commit": "abc+changes"}, r"measured at abc\+changes, which nobody else has"),
         ({"commit": "unknown"}, "measured at unknown"),
+        ({"settings": {"small": True}}, "measured with --small"),
         (None, "no result file: .*gone.json"),
     ],
 )
@@ -432,8 +452,11 @@ def test_what_nobody_can_repeat_is_not_taken(
     into, good = tmp_path / "results", result_file(tmp_path / "made" / "pair.json", "1", "a")
     other = tmp_path / "gone.json"
     if more is not None:
-        result_file(other, "2", "b", **more)
+        other = result_file(tmp_path / "other" / "churn.json", "2", "b", **more)
     with pytest.raises(SystemExit, match=why):
+        load("take").take([good, other], into)
+    other = result_file(tmp_path / "churn2.json", "2", "b")
+    with pytest.raises(SystemExit, match=r"no topic 'churn2'; name it TOPIC\.json"):
         load("take").take([good, other], into)
     assert not into.exists()
     (tmp_path / "empty").mkdir()
