@@ -285,7 +285,7 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = audit(RACE + fork)
     assert (done.returncode, done.stdout) == (1, "child 0\n")
-    assert done.stderr.count("1 finding") == 1
+    assert done.stderr.count("esper_alloc audit:") == done.stderr.count("1 finding") == 1
 
 
 @pytest.mark.slow

@@ -553,17 +553,17 @@ def test_record_names_a_file_for_each_process(place: Place, tmp_path: Path) -> N
     import os, subprocess, sys
     from esper_alloc.recorder import of_this_process
     named = os.environ["ESPER_ALLOC_RECORD"]
-    print(named, of_this_process(named) == named, sep="\\n")
-    os.environ["RANK"] = "3"
-    print(of_this_process(named))
-    del os.environ["RANK"]
+    print(named, of_this_process(named) == named, sep="\\n", flush=True)
     child = "import os, sys; from esper_alloc.recorder import of_this_process as of;"
-    child += "print(of(sys.argv[1]) == f'{sys.argv[1][:-4]}-{os.getpid()}.box')"
-    print(subprocess.check_output([sys.executable, "-c", child, named], text=True), end="")
+    child += "print(of(sys.argv[1]) == f'{sys.argv[1][:-4]}{sys.argv[2]}-{os.getpid()}.box')"
+    for rank in "", "-rank3":
+        subprocess.run([sys.executable, "-c", child, named, rank], check=True)
+        os.environ["RANK"] = "3"
+        print(of_this_process(named), flush=True)
     """
     done = place.run("--record", f"{tmp_path}/job.box", place.script(code))
     assert done.stdout.split() == [
-        f"{tmp_path}/job.box", "True", f"{tmp_path}/job-rank3.box", "True"
+        f"{tmp_path}/job.box", "True", *2 * ["True", f"{tmp_path}/job-rank3.box"]
     ], done.stderr  # fmt: skip
 
 

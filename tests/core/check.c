@@ -98,27 +98,43 @@ _Noreturn void check_failed(const char *file, int line, const char *format, ...)
 }
 
 static long malloc_calls = -1;
+static int only_one;
 
 void check_limit_malloc(long calls)
 {
   malloc_calls = calls;
+  only_one = 0;
+}
+
+void check_fail_malloc(long calls)
+{
+  malloc_calls = calls;
+  only_one = 1;
 }
 
 static int may_call(void)
 {
-  if (malloc_calls > 0) {
-    malloc_calls--;
-    return 1;
+  if (malloc_calls == 0) {
+    malloc_calls -= only_one;
+    return 0;
   }
-  return malloc_calls != 0;
+  malloc_calls -= malloc_calls > 0;
+  return 1;
 }
 
-/* The linker replaces malloc, realloc, aligned_alloc and mmap with these. */
+/* The linker replaces malloc, calloc, realloc, aligned_alloc and mmap with these. */
 void *__real_malloc(size_t size);
 void *__wrap_malloc(size_t size);
 void *__wrap_malloc(size_t size)
 {
   return may_call() ? __real_malloc(size) : NULL;
+}
+
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size)
+{
+  return !only_one || may_call() ? __real_calloc(count, size) : NULL;
 }
 
 void *__real_realloc(void *ptr, size_t size);

@@ -40,6 +40,9 @@ void check_on_another_thread(void (*run)(void *context), void *context);
 /* Makes host memory run out after `calls` more calls of malloc, realloc, aligned_alloc and mmap;
  * -1: never. */
 void check_limit_malloc(long calls);
+/* Makes one call fail after so many more of these and of calloc, which the simulated device cannot
+ * go on without. */
+void check_fail_malloc(long calls);
 
 /* The value of the expression where host memory runs out after `calls` more of them. */
 #define WITH_MALLOCS(calls, expression)            \

@@ -22,7 +22,7 @@ INCLUDE = ["-I", str(CSRC), "-I", str(TESTS / "core")]
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wformat=2", "-Wshadow", "-Werror"]
 FLAGS += ["-pthread", "-DESPER_RULE_SWITCHES", "-DESPER_LOCK_ORDER", *INCLUDE, "-c"]
 #: What check.c replaces.
-WRAPPED = ("malloc", "realloc", "mmap", "aligned_alloc")
+WRAPPED = ("malloc", "calloc", "realloc", "mmap", "aligned_alloc")
 
 
 def find_nvcc() -> str:

@@ -625,6 +625,20 @@ def test_slots_serve_shorter_batches_too() -> None:
             batch.done()
 
 
+@pytest.mark.filterwarnings("ignore:reuse=1")
+@pytest.mark.parametrize("length, size", [(13, 5), (3, 1)])
+def test_a_slot_with_room_for_a_shorter_batch_serves_no_full_one(length, size) -> None:
+    """Nor one for more environments."""
+    batches = iterator(length=length, batch_size_per_env=size, reuse=1, drop_last=False)
+    _full, short = batches  # the first one is not done in time, so the other gets new memory
+    short.done()
+    got = []
+    for batch in batches:
+        got += [t for _, y in batch for t in y.tolist()]
+        batch.done()
+    assert sorted(got) == list(range(length))
+
+
 def test_a_mark_protects_a_slots_memory_too(monkeypatch) -> None:
     """The ring, or a batch that lost its place in it, may be dropped next."""
     stream = type("Stream", (), {"device_index": 0, "stream_id": 3})

@@ -72,6 +72,18 @@ say(streams=streams_of(y, there=there), waits=[not idle, not done.query()])
     assert found == {"streams": ["there"], "waits": [False, True]}
 
 
+def test_without_a_stream_each_devices_current_one_is_meant(run: Run) -> None:
+    found = run("""
+here, there = torch.cuda.Stream(0), torch.cuda.Stream(1)
+x, y = empty(0), empty(1)
+torch.cuda.set_stream(there)
+torch.cuda.set_stream(here)
+esper_alloc.record_use([x, y])
+say([streams_of(of, here=here, there=there) for of in (x, y)])
+""")
+    assert found == [[["here"], ["there"]]]
+
+
 @pytest.mark.parametrize("given", ["a", "None"])
 def test_take_from_another_stream_than_the_scopes(run: Run, given: str) -> None:
     """Also where the scope's is the one that was current anyway."""

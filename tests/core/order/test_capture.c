@@ -68,7 +68,9 @@ SCENE(a_mortal_streams_free_is_its_own_affair)
   esper_stream mortal = world_mortal(&w, 0);
   sim_capture_begin(w.s, 0, mortal.handle);
   void *x = block(X, mortal);
+  uint64_t before = calls(SIM_CALL_stream_capture);
   world_free(&w, x);
+  CHECK_EQ(calls(SIM_CALL_stream_capture), before); /* its handle may be another stream's by now */
   CHECK(block(X, mortal) == x);
   world_free(&w, x);
   world_wait(&w, s, mortal);

@@ -66,6 +66,22 @@ SCENE(an_event_that_somebody_is_using_stays_with_its_record)
   record_drop(last);
 }
 
+SIM_HOOK(begin_a_capture)
+{
+  sim_capture_begin(w.s, 0, context);
+}
+
+/* Another thread begins it between the question and the event: the record is withdrawn. */
+SCENE(a_capture_that_begins_meanwhile_gets_no_record)
+{
+  presented_t s = present(w.stream[0]);
+  sim_after_call(w.s, SIM_CALL_event_record, begin_a_capture, s.handle);
+  CHECK(!stream_record(s));
+  sim_after_call(w.s, SIM_CALL_event_record, NULL, NULL);
+  CHECK(stream_is_valid(s.stream) && !s.stream->oldest);
+  sim_capture_abort(w.s, 0, s.handle);
+}
+
 static void record_until(unsigned outstanding, presented_t s, record_t **r, int *count)
 {
   while (s.stream->outstanding < outstanding)

@@ -50,6 +50,20 @@ SCENE_WITH(an_event_from_before_the_free_does_not_cover_a_held_use, begin_of(12 
   CHECK(world_malloc(&w, 14 * MIB, r) == y);
 }
 
+/* What the stream did since can be recorded when it presents itself once more. */
+SCENE_WITH(a_held_use_whose_event_the_driver_refused_is_recorded_next_time, begin_of(12 + 2))
+{
+  esper_stream mortal = world_mortal(&w, 0);
+  void *x = world_malloc(&w, 12 * MIB, r);
+  world_record_stream(&w, x, mortal);
+  world_free(&w, x);
+  sim_fail_call(w.s, SIM_CALL_event_record, 1, ESPER_DEVICE_ERROR);
+  world_malloc(&w, 512, mortal);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 1);
+  world_malloc(&w, 512, mortal);
+  CHECK_EQ(world_counters(&w, 0).blocks_held, 0);
+}
+
 static void begin_with_two_devices(void)
 {
   begin_on((sim_options){WHEN_TOLD, .devices = 2, .capacity = 12 * MIB}, NULL);
@@ -114,6 +128,18 @@ SCENE_WITH(a_drain_that_cannot_tell_ends_no_capture, begin_of(64))
   CHECK_OK(esper_empty_cache(w.core, 0, NULL));
   CHECK(sim_capture_is_valid(w.s, 0, handle));
   sim_graph_destroy(w.s, sim_capture_end(w.s, 0, handle));
+  CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
+}
+
+/* No event stands for all streams then, but a graph of the pool that is gone may be on any. */
+SCENE_WITH(while_another_pool_is_open_what_a_pool_left_behind_is_waited_for, begin_of(64))
+{
+  void *x = world_malloc_from(&w, world_pool(&w, 0, 1, 0), 12 * MIB, r);
+  world_free(&w, x);
+  CHECK_OK(esper_pool_begin(w.core, 0, 7, 0, world_any_stream, NULL));
+  CHECK_OK(esper_pool_release(w.core, 0, 1, 0));
+  CHECK_OK(esper_empty_cache(w.core, 0, NULL));
+  CHECK_EQ(reserved(), 0);
   CHECK_OK(esper_pool_end(w.core, 0, 7, 0, NULL));
 }
 

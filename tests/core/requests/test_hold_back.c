@@ -77,6 +77,15 @@ SCENE_WITH(a_large_block_behind_smaller_ones_is_not_waited_for, begin_holding())
   CHECK(held_back() > 0);
 }
 
+SCENE_WITH(the_two_newest_blocks_are_never_waited_for, begin_with(1024 * MIB, 1))
+{
+  for (int i = 0; i < 3; i++)
+    pending(12 * MIB);
+  CHECK_EQ(held_back(), 0);
+  world_malloc(&w, 12 * MIB, r);
+  CHECK_EQ(held_back(), 1);
+}
+
 /* Both streams read each block, and one of them is stuck. */
 static void free_with_two_uses(int count, esper_stream first, esper_stream second)
 {
@@ -140,6 +149,28 @@ SCENE_WITH(the_allowance_is_not_raised_beyond_what_is_left, begin_with(100 * MIB
 {
   drain_by_waiting();
   CHECK_EQ(world_counters(&w, 0).allowance, 40 * MIB);
+}
+
+/* Their own, or what other memory waits for. */
+TEST(a_wait_that_leaves_the_streams_work_does_not_raise_the_allowance)
+{
+  for (int other = 0; other < 2; other++) {
+    begin_holding();
+    pending(12 * MIB);
+    if (other)
+      sim_wait_flag(w.s, 0, t.handle, 0);
+    for (int i = 0; i < 2; i++)
+      read_and_free(block(12 * MIB, r), other ? t : s);
+    if (!other)
+      sim_wait_flag(w.s, 0, r.handle, 0);
+    sim_after_call(w.s, SIM_CALL_event_wait, complete_all, NULL);
+    world_malloc(&w, 12 * MIB, r);
+    CHECK_EQ(held_back(), 1);
+    CHECK_EQ(world_counters(&w, 0).allowance, 40 * MIB);
+    sim_after_call(w.s, SIM_CALL_event_wait, NULL, NULL);
+    sim_raise_flag_now(w.s, 0);
+    end();
+  }
 }
 
 /* ---- when nobody waits ---------------------------------------------------------- */

@@ -359,6 +359,7 @@ SCENE(nothing_happens_under_the_hands_of_another_call)
   pool_enter(found);
   unlock(&device()->lock);
   quiesce_unreferenced(device(), NULL);
+  quiesce_pool(found);
   CHECK(x->segment->heap->capture);
   quiesce_unreferenced(device(), found); /* its own is no other call */
   CHECK(!x->segment->heap->capture);
