@@ -20,6 +20,7 @@
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(esper_core *) the_core;
 static atomic_bool record_stream_visible;
+static void (*while_waiting)(void (*wait)(void *argument), void *argument);
 
 /* ---- the driver -------------------------------------------------------- */
 
@@ -103,9 +104,14 @@ static esper_status allowance_from_environment(esper_config *config)
 
 static esper_status config_from_environment(esper_config *config)
 {
-  *config = (esper_config){0};
+  *config = (esper_config){.while_waiting = while_waiting};
   esper_status status = allowance_from_environment(config);
   return status == ESPER_OK ? segments_from_environment(config) : status;
+}
+
+void esper_instance_waits(void (*how)(void (*wait)(void *argument), void *argument))
+{
+  while_waiting = how;
 }
 
 esper_status esper_alloc_black_box(esper_core *core)

@@ -9,4 +9,7 @@
  * until the process ends, because destructors that run last may still give it memory back. */
 esper_core *esper_instance(void);
 
+/* How the core's mallocs wait: esper_config.while_waiting. Before the core is made. */
+void esper_instance_waits(void (*how)(void (*wait)(void *argument), void *argument));
+
 #endif

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from compilers import CC
-from processes import ROOT, succeeded
+from processes import ROOT, python, succeeded
 
 from esper_alloc.torch_allocator.choices import ALLOWANCE
 from esper_alloc.torch_allocator.sizes import parse_size
@@ -166,6 +166,52 @@ def test_refusals_say_why(built: Path) -> None:
     assert missing.startswith("no CUDA driver: libno-such-driver.so.1")
     assert "install the NVIDIA driver" in missing
     assert "older than CUDA 11.3" in refused(library="libm.so.6")
+
+
+#: Another Python thread lets the host go, which is held back in a call that keeps the GIL.
+HELD_BACK = """
+import ctypes, os, sys, threading
+import esper_alloc._core as core
+sys.setswitchinterval(60)  # a thread keeps the GIL until it waits
+calls = ctypes.PyDLL(core.__file__)  # and while it calls these
+calls.esper_alloc_malloc.restype = ctypes.c_void_p
+calls.esper_alloc_malloc.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+calls.esper_alloc_free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+calls.esper_alloc_record_use.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+fake = (ctypes.c_void_p * 12).in_dll(ctypes.CDLL(os.environ["ESPER_ALLOC_LIBCUDA"]), "fake")
+make_stream = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(fake[7])
+finish = ctypes.CFUNCTYPE(None, ctypes.c_int)(fake[11])
+ctypes.CFUNCTYPE(None, ctypes.c_int)(fake[2])(0)  # a current context
+home, reader = make_stream(0), make_stream(0)
+calls.esper_alloc_set_record_stream_visible(1)
+blocks = [calls.esper_alloc_malloc(1 << 26, 0, home) for _ in range(4)]
+finish(0)
+for block in blocks:
+    calls.esper_alloc_record_use(block, reader)
+    calls.esper_alloc_free(block, 0, 0, home)
+happened, go = [], threading.Event()
+
+def let_go():
+    go.wait()
+    happened.append("the other thread ran")
+    finish(1)
+
+other = threading.Thread(target=let_go)
+other.start()
+go.set()
+assert calls.esper_alloc_malloc(1 << 26, 0, home) in blocks
+happened.append("malloc returned")
+other.join()
+print(*happened, sep=", ")
+"""
+
+
+def test_the_host_waits_without_the_gil(built: Path) -> None:
+    pytest.importorskip("esper_alloc._core")
+    cuda, path = str(built / "libfake.so"), str(ROOT)
+    environment = {**os.environ, "ESPER_ALLOC_LIBCUDA": cuda, "ESPER_ALLOC_ALLOWANCE": "0"}
+    done = python("-c", HELD_BACK, env={**environment, "PYTHONPATH": path})
+    assert done.stdout == "the other thread ran, malloc returned\n", done.stderr
 
 
 def cuda_include() -> Path | None:

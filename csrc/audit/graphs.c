@@ -17,9 +17,11 @@ static block *live_block(const audit *a, uintptr_t address, uint64_t serial)
 void audit_capture_began(audit *a, audit_stream where)
 {
   stream *s = order_stream(a, where);
-  capture *c = s && !s->capture ? audit_new(sizeof *c) : NULL;
+  if (!s || s->capture)
+    return;
+  capture *c = audit_new(sizeof *c);
   if (!c || !table_put(&a->captures, a->capture_ids + 1, c)) {
-    a->lost |= !c;
+    a->lost = 1;
     free(c);
     return;
   }

@@ -11,6 +11,7 @@
 #include "black_box.h"
 #include "capi.h"
 #include "frames.h"
+#include "gil.h"
 #include "replay.h"
 #include "report.h"
 
@@ -357,6 +358,7 @@ static int module_exec(PyObject *module)
   failed = !capsule || PyModule_AddObjectRef(module, "audit", capsule) < 0;
   Py_XDECREF(capsule);
   box_find_sites(esper_py_site);
+  esper_instance_waits(esper_py_while_waiting);
   return failed || PyModule_AddFunctions(module, esper_py_black_box_methods) < 0 ? -1 : 0;
 }
 

@@ -13,6 +13,7 @@
 
 #include "../black_box/sites.h"
 #include "frames.h"
+#include "gil.h"
 
 enum {
   HASHED = 32, /* innermost frames */
@@ -77,15 +78,6 @@ static uint64_t hash_here(const PyThreadState *thread)
   return hash ^ hash >> 32; /* the table takes the lower bits */
 }
 
-static int python_is_there(void)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() && !Py_IsFinalizing();
-#else
-  return Py_IsInitialized() && !_Py_IsFinalizing();
-#endif
-}
-
 /* ---- names ------------------------------------------------------------------------ */
 
 static const char *utf8(PyObject *string)
@@ -148,7 +140,7 @@ static __attribute__((noinline)) unsigned add_here(uint64_t hash)
 
 unsigned esper_py_site(void)
 {
-  if (!python_is_there()) /* threads' states are being freed */
+  if (!esper_py_is_there()) /* threads' states are being freed */
     return 0;
   const PyThreadState *thread = PyGILState_GetThisThreadState();
   uint64_t hash = thread ? hash_here(thread) : 0;

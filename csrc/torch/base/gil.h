@@ -5,32 +5,10 @@
 
 #include <optional>
 
+#include "../../python/gil.h"
+
 namespace esper
 {
-
-// Whether there is an interpreter, and it is not finalizing.
-inline bool python_is_there()
-{
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
-#else
-  return Py_IsInitialized() != 0 && _Py_IsFinalizing() == 0;
-#endif
-}
-
-// Whether the calling thread holds the GIL. PyGILState_Check() answers yes for ever once the
-// process has made a subinterpreter. Python must be there.
-inline bool holds_gil()
-{
-#if PY_VERSION_HEX >= 0x030D0000
-  return PyThreadState_GetUnchecked() != nullptr;
-#elif PY_VERSION_HEX >= 0x030C0000
-  return _PyThreadState_UncheckedGet() != nullptr; // the calling thread's
-#else
-  const PyThreadState *running = _PyThreadState_UncheckedGet(); // of whoever holds the GIL
-  return running != nullptr && running == PyGILState_GetThisThreadState();
-#endif
-}
 
 // Releases the GIL if the caller holds it; calls from a capture do not. What the call waits for may
 // need another Python thread. It is kept while the interpreter finalizes: then no other gets it.
@@ -39,7 +17,7 @@ class WithoutGil
 public:
   WithoutGil()
   {
-    if (python_is_there() && holds_gil()) {
+    if (esper_py_is_there() != 0 && esper_py_holds_gil() != 0) {
       released_.emplace();
     }
   }

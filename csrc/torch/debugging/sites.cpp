@@ -176,11 +176,11 @@ Forward &forward_of(uint64_t sequence_number)
 
 uint32_t here()
 {
-  if (!python_is_there() || PyGILState_GetThisThreadState() == nullptr) {
+  if (esper_py_is_there() == 0 || PyGILState_GetThisThreadState() == nullptr) {
     return 0;
   }
   std::optional<pybind11::gil_scoped_acquire> gil;
-  if (!holds_gil()) {
+  if (esper_py_holds_gil() == 0) {
     gil.emplace();
   }
   Book &b = book();

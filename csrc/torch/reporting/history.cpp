@@ -312,7 +312,7 @@ void CallContext::gather(RecordContext level)
     return;
   }
   const CreateContextFn gather_frames = history().gather.load();
-  if (gather_frames == nullptr || !python_is_there()) {
+  if (gather_frames == nullptr || esper_py_is_there() == 0) {
     return;
   }
   Context gathered;

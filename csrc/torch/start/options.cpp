@@ -15,7 +15,7 @@
 
 #include "../base/core_api.h"
 #include "../base/current.h"
-#include "../base/gil.h"
+#include "../../python/gil.h"
 #include "../ipc/sharing.h"
 
 namespace esper
@@ -79,13 +79,6 @@ int free_registered_memory(void * /*context*/, int short_of_memory)
   // What a callback freed may have been shared, so this comes afterwards.
   const bool unshared = short_of_memory != 0 && forget_unshared();
   return freed || unshared ? 1 : 0;
-}
-
-// How malloc waits on the host. The caller may be any thread, with the GIL or without.
-void wait_without_gil(void (*wait)(void *argument), void *argument)
-{
-  const WithoutGil released;
-  wait(argument);
 }
 
 // Whether the user ever set these. PyTorch's parsed values do not distinguish
@@ -173,7 +166,7 @@ void apply_options(esper_core *core)
                                : 0.0;
   config.free_memory = free_registered_memory;
   config.free_memory_context = nullptr;
-  config.while_waiting = wait_without_gil;
+  config.while_waiting = esper_py_while_waiting;
   config.warn = warn;
   config.warn_context = nullptr;
   config.captures_are_announced =
