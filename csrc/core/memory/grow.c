@@ -160,7 +160,8 @@ static void free_neighbours(const window_t *w)
     free_blocks_add(w->after);
 }
 
-/* Claims pages to move (stitch.h), but releases them if slack allows new pages for all of it. */
+/* Claims pages to move, but releases them if slack allows new pages for all of it. When pages may
+ * move: stitch.h. */
 static void claim_pages(growth_t *g)
 {
   const window_t *w = &g->window;

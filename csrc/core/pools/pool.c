@@ -122,7 +122,8 @@ void pool_bury(device_t *device)
   }
 }
 
-/* A private pool keeps its memory while anybody refers to it, as with PyTorch's own allocator.
+/* Whether it may go back to its source (source.h): the driver, or a MemPool's own allocator. A
+ * private pool keeps its memory while anybody refers to it, as with PyTorch's own allocator.
  * Graphs touch that memory, graphs of a tree even what none of them was handed, and network
  * libraries know its addresses. */
 bool pool_may_give_back(const segment_t *segment)

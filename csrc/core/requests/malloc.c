@@ -2,9 +2,9 @@
  * end. A request_t (request.h) is one malloc on its way through the steps.
  *
  * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
- * that has nothing, or a filter may send the request to another pool (pools/routing.h),
+ * that has nothing, or a filter of an open pool may claim the request (pools/routing.h),
  * malloc_block does step 1. The others follow in the order that steps_2_to_8, steps_2_to_5 and
- * wait_and_release give them, until one yields a block. Only if none does, `status` matters:
+ * wait_and_release give them, until one yields a block. If none does, `status` says why:
  *   1. request_take_ready: a ready block of its own heap, or of that heap's cache if cache_malloc
  *      did not try it
  *   2. take_retired: the same after retiring events
@@ -12,9 +12,9 @@
  *      borrowed many small blocks, step 5 is tried first
  *   4. hold_back: if the heap's awaited bytes and the request exceed the allowance, the host waits
  *      for the oldest work that these bytes wait for; then steps 2 to 4 again
- *   5. take_grown: new memory, if registered callbacks free none (call_free_memory). If the driver
- *      fails, or PyTorch's limit for requests rejects it (segment.h), malloc gives up, but not
- *      within step 8 or before step 3
+ *   5. take_grown: new memory, if registered callbacks free none (call_free_memory). Malloc gives
+ *      up if the driver fails or PyTorch's limit for requests rejects it (segment.h), unless step 5
+ *      was tried first, or within step 8
  *   6. call_free_memory: the callbacks again, now short of memory; then steps 2 to 5 again
  *   7. find_in_pools_on_oom: for the default pool, memory of pools with use_on_oom
  *   8. wait_and_release: the host waits for one event after another, then drains the device, and
@@ -90,7 +90,7 @@ static block_t *borrow_from_heaps(const request_t *q, probes_t *probes)
     if (!block)
       continue;
     if (!block_owes_nothing(block) && RULE(LOAN_NEEDS_COMPLETION)) {
-      /* step 2 has asked about its uses */
+      /* Step 2 has asked about its uses. Its owner order is left. */
       probes_add(probes, owner_order_stream(heap), block->stamp);
       continue;
     }
@@ -152,7 +152,7 @@ static void growth_end(const request_t *q)
     unlock(&q->device->growth_lock);
 }
 
-/* Grows and hands out the block; or, if it fits, one that another thread freed meanwhile. */
+/* Grows, and hands out the new block or one that another thread freed meanwhile. */
 static block_t *grow_and_hand_out(const request_t *q, pages_from_t from, esper_status *status)
 {
   block_t *block = NULL;
@@ -169,7 +169,7 @@ static block_t *take_grown(const request_t *q, pages_from_t from, esper_status *
   return block;
 }
 
-/* Step 7. Walks to the end, because only the next call of pool_next_on_oom leaves the pool. */
+/* Step 7. Walks to the end: each call of pool_next_on_oom also leaves the pool before. */
 static block_t *find_in_pools_on_oom(const request_t *q)
 {
   block_t *block = NULL;
@@ -178,7 +178,7 @@ static block_t *find_in_pools_on_oom(const request_t *q)
   for (pool_t *pool = NULL; (pool = pool_next_on_oom(q->device, pool));) {
     if (block)
       continue;
-    request_t there = *q; /* `missed` does not matter: the caches of such pools are closed */
+    request_t there = *q; /* but for its cache: such pools have none */
     there.pool = pool;
     lock(&q->device->lock);
     there.heap = pool_find_or_make_heap(pool, q->presented.stream, 0, q->tag);
@@ -209,8 +209,8 @@ static block_t *find_drained(const request_t *q, esper_status *status)
 }
 
 /* The end of step 8, and of a capture's steps. Waits for a sleep that is under way, and tries once
- * more under the growth lock: no other thread grows or gives memory back meanwhile, except through
- * a MemPool's own allocator. */
+ * more under the growth lock, so that no other thread grows or gives memory back meanwhile. (A
+ * MemPool's own allocator does without that lock.) */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
   wait_for_sleep_without_embedder(q);
@@ -308,7 +308,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   lock(&device->lock);
   if (device->asleep[q.tag] || device_has_failed(device)) {
     unlock(&device->lock);
-    return request_refuse(&q, /* asleep, if the device has not failed */ true, ESPER_OK);
+    return request_refuse(&q, /* asleep */ true, ESPER_OK); /* or the device has failed */
   }
   q.heap = request_heap(&q);
   bool fenced = core_is(q.core, CORE_FENCED) && pool == device->default_pool && !q.capture;

@@ -97,6 +97,7 @@ public:
   }
 };
 
+// An operator begins: the current stream uses each tensor among its inputs, until it is freed.
 std::unique_ptr<at::ObserverContext> note_inputs(const at::RecordFunction &operation)
 {
   Uses uses;
