@@ -50,8 +50,9 @@ LAYERS = (
     "device", *(f"core/{folder}" for folder in CORE), "sleep", "black_box", "replay", "audit",
     *(f"torch/{folder}" for folder in TORCH),
 )  # fmt: skip
-#: By these the shim reaches the core and the engine in another module.
-CAPSULES = ("python/capi.h", "python/audit_capi.h")
+#: By the first two the shim reaches the core and the engine in another module. The last one has
+#: inline functions only.
+FROM_PYTHON = ("python/capi.h", "python/audit_capi.h", "python/gil.h")
 #: The C++ files of the PyTorch module.
 SHIM = ("torch/", "python/")
 #: The shim's own namespaces.
@@ -185,7 +186,7 @@ def layer(name: str) -> int:
     """The public headers are below all layers; what stands in none of them, above."""
     if name in PUBLIC:
         return -1
-    if name in CAPSULES:
+    if name in FROM_PYTHON:
         return LAYERS.index("audit")
     folder = folder_in(name, LAYERS)
     return LAYERS.index(folder) if folder else len(LAYERS)
