@@ -190,12 +190,10 @@ for block in blocks:
     calls.esper_alloc_record_use(block, reader)
     calls.esper_alloc_free(block, 0, 0, home)
 happened, go = [], threading.Event()
-
 def let_go():
     go.wait()
     happened.append("the other thread ran")
     finish(1)
-
 other = threading.Thread(target=let_go)
 other.start()
 go.set()

@@ -25,11 +25,12 @@ def assert_all_ended(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("scenario", ["spin", "ring_on_one"])
 def test_waits_on_one_device_complete(scenario: str, mark: str) -> None:
-    found = run_program("hangs", scenario, mark, TRIES)
-    assert_all_ended(found)
+    assert_all_ended(run_program("hangs", scenario, mark, TRIES))
 
 
-@pytest.mark.parametrize("scenario", ["spin", "ring_on_one"])
+@pytest.mark.parametrize(
+    "scenario", ["spin", "ring_on_one", pytest.param("ring", marks=pytest.mark.two_gpus)]
+)
 def test_little_time_is_lost_in_the_long_run(scenario: str) -> None:
     found = run_program("hangs", scenario, "record_use", TRIES, LONG)
     assert_all_ended(found)
@@ -39,8 +40,7 @@ def test_little_time_is_lost_in_the_long_run(scenario: str) -> None:
 @pytest.mark.two_gpus
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_ring_of_flags_over_two_devices_completes(mark: str) -> None:
-    found = run_program("hangs", "ring", mark, TRIES)
-    assert_all_ended(found)
+    assert_all_ended(run_program("hangs", "ring", mark, TRIES))
 
 
 @pytest.mark.two_gpus(may_share=True)
