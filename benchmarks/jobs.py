@@ -44,9 +44,8 @@ def measure(
     driver_version()
     yield {}
     prepare(allocator, JOBS[job].strict)
-    if watched:
-        command = [sys.executable, "-m", "esper_alloc", "top", str(os.getpid())]
-        subprocess.Popen(command, stdout=subprocess.DEVNULL)  # it ends with this process
+    command = [sys.executable, "-m", "esper_alloc", "top", str(os.getpid())]
+    top = subprocess.Popen(command, stdout=subprocess.DEVNULL) if watched else None  # ends with us
     step, steps = JOBS[job].make(small), JOBS[job].small_steps if small else JOBS[job].steps
     for turn in itertools.count():
         torch.cuda.synchronize()
@@ -58,6 +57,8 @@ def measure(
             "outputs": [output.item().hex() for output in outputs],
             **memory_figures(),
         }
+        if top is not None and top.poll() is not None:
+            raise RuntimeError(f"nobody watched: `top` ended with status {top.returncode}")
         if figures["retries"]:
             raise RuntimeError(
                 "memory ran out beside the other workers: this GPU is too small for so many"
