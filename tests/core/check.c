@@ -118,7 +118,8 @@ static int may_call(void)
     malloc_calls -= only_one;
     return 0;
   }
-  malloc_calls -= malloc_calls > 0;
+  if (malloc_calls > 0) /* threads may call while no limit is set */
+    malloc_calls--;
   return 1;
 }
 
