@@ -44,8 +44,10 @@ def measure(
     driver_version()
     yield {}
     prepare(allocator, JOBS[job].strict)
-    command = [sys.executable, "-m", "esper_alloc", "top", str(os.getpid())]
-    top = subprocess.Popen(command, stdout=subprocess.DEVNULL) if watched else None  # ends with us
+    top = None
+    if watched:
+        command = [sys.executable, "-m", "esper_alloc", "top", str(os.getpid())]
+        top = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # it ends with this process
     step, steps = JOBS[job].make(small), JOBS[job].small_steps if small else JOBS[job].steps
     for turn in itertools.count():
         torch.cuda.synchronize()

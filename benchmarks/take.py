@@ -6,7 +6,8 @@
 
 Rows take the place of all rows of their names; runs of which no row is left go.
 What was measured last wins. Nothing is taken where a run has no commit to be repeated
-from, or tiny sizes, or where a file is named after no topic. `python benchmarks/readme.py` writes the README's figures then.
+from, or tiny sizes, or where a file is named after no topic. `python benchmarks/readme.py`
+writes the README's figures then.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@
  *   4. hold_back: if the heap's awaited bytes and the request exceed the allowance, the host waits
  *      for the oldest work that these bytes wait for; then steps 2 to 4 again
  *   5. take_grown: new memory, if registered callbacks free none (call_free_memory). Malloc gives
- *      up if the driver fails or PyTorch's limit for requests rejects it (segment.h), unless step 5
- *      was tried first, or within step 8
+ *      up if the driver fails or PyTorch's limit for requests rejects it (segment.h), but not
+ *      within step 8, nor where step 5 comes before step 3
  *   6. call_free_memory: the callbacks again, now short of memory; then steps 2 to 5 again
  *   7. find_in_pools_on_oom: for the default pool, memory of pools with use_on_oom
  *   8. wait_and_release: the host waits for one event after another, then drains the device, and

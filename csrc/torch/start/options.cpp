@@ -13,9 +13,9 @@
 #include <mutex>
 #include <string>
 
+#include "../../python/gil.h"
 #include "../base/core_api.h"
 #include "../base/current.h"
-#include "../../python/gil.h"
 #include "../ipc/sharing.h"
 
 namespace esper
