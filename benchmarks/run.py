@@ -133,9 +133,11 @@ class Command:
         )  # fmt: skip
 
     def add_rows(self, part: Part, rounds: Rounds, left_out: Mapping[str, str]) -> bool:
-        """The rows of these rounds. False: nothing was measured of the case that must be."""
+        """The rows of these rounds. False: nothing was measured of the case that must be, or of any
+        where that one is left out."""
         rounds = part.derive(rounds)
-        ours = [one[name] for one in rounds for name in one if part.ours in (None, name)]
+        any_will_do = part.ours in (None, *left_out)
+        ours = [one[name] for one in rounds for name in one if any_will_do or name == part.ours]
         first = next((figures for figures in ours if figures.get("machine")), None)
         if first is None:
             return False
@@ -143,7 +145,8 @@ class Command:
             self.results.describe({**first["machine"], **self.other_settings()})
         self.results.leave_out(left_out)
         for row in part.rows(rounds, self.options) if callable(part.rows) else part.rows:
-            if not (isinstance(row.peer, str) and row.peer in left_out):
+            sides = (side for side in (row.ours, row.peer) if isinstance(side, str))
+            if not any(side in left_out for side in sides):
                 self.results.add(row, rounds)
         return True
 

@@ -123,6 +123,8 @@ overlap what is reserved), and the time of a step or batch.""", (
             "automatic uses: allocate and drop, one stream", "marked uses"),
         Row("automatic_uses", "prefetching GPT-2 step", "automatic uses: a prefetching GPT-2 step",
             "marked uses"),
+        Row("cifar_envs", "16 environments on one GPU: a step, automatic uses",
+            "automatic uses: a step of 16 networks", "esper_alloc"),
         Row("auditor", "bugs missed, of 30",
             "auditor: bugs missed, of 30; correct programs reported, of 36",
             "torch.cuda._sanitizer", ("correct programs reported, of 36",)),

@@ -85,7 +85,7 @@ typedef struct esper_failure {
 
 typedef enum esper_block_state {
   ESPER_BLOCK_ALLOCATED,    /* live */
-  ESPER_BLOCK_PENDING_FREE, /* freed; marked uses of it have not ended */
+  ESPER_BLOCK_PENDING_FREE, /* freed; uses of it, loans aside, have not ended */
   ESPER_BLOCK_INACTIVE      /* free */
 } esper_block_state;
 

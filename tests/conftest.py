@@ -23,21 +23,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))  # the simulat
 
 #: Files that take minutes. They come first, so that no process is left with one at the end.
 LONGEST = ("test_core", "test_build", "test_style", "test_benchmarks", "test_conformance_on_sim")
+#: Their tests take a second or more for each case, so --quick takes the first case of each test.
+FIRST_CASES = {
+    *("test_audit", "test_auditing_on_sim", "test_automatic_on_sim", "test_compile"),
+    *("test_docstrings", "test_enabling", "test_ends_on_sim", "test_fd_server", "test_pools"),
+    *("test_planted_on_sim", "test_sleep_on_sim", "test_stream_programs_on_sim", "test_top_on_sim"),
+    *("test_uses_on_sim", "test_view", "test_wait_then_allocate_on_sim"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="leave out the tests marked slow; fewer random programs and failing calls",
+        help="leave out the tests marked slow; fewer cases, random programs and failing calls",
     )
+
+
+def is_slow(item: pytest.Item) -> bool:
+    case = getattr(item, "callspec", None) if item.path.stem in FIRST_CASES else None
+    return bool(item.get_closest_marker("slow") or (case and any(case.indices.values())))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("quick"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
+        slow = [item for item in items if is_slow(item)]
         config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not is_slow(item)]
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 

@@ -243,8 +243,7 @@ def test_a_case_that_gives_nothing_is_named_and_one_left_out_says_why(
     monkeypatch.setattr(load("loops"), "load", lambda: None)
     assert main(monkeypatch, "pair", "--case=esper_alloc", "--case=native", "--out", str(out)) == 1
     capsys.readouterr()
-    rows = json.loads(out.read_text())["rows"]
-    assert {row["peer_name"] for row in rows} == {"native"} and len(rows) == 4
+    assert [row["peer_name"] for row in json.loads(out.read_text())["rows"]] == ["native"] * 4
     assert main(monkeypatch, "pair", "--out", str(out)) == 1
     said = capsys.readouterr().out
     assert said.count("no row") == said.count("esper_alloc and cudaMallocAsync gave no value") == 4
@@ -253,6 +252,9 @@ def test_a_case_that_gives_nothing_is_named_and_one_left_out_says_why(
     assert main(monkeypatch, "pair", "--out", str(tmp_path / "none.json")) == 1
     assert "nothing was measured under esper_alloc" in capsys.readouterr().out
     missing.clear()
+    spared = ("--case=native, record_stream", "--case=esper_alloc, automatic uses")
+    main(monkeypatch, "overlap", "--part=small", *spared, "--out", str(tmp_path / "two.json"))
+    assert "automatic uses: step time: 1 ms, native, record_stream 1" in capsys.readouterr().out
     out = tmp_path / "sleep.json"
     monkeypatch.setattr(run, "installed", lambda package: False)
     assert main(monkeypatch, "sleep", "--part", "bandwidth", "--out", str(out)) == 1

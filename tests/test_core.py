@@ -1,13 +1,12 @@
-"""Runs the C tests of the core, each as a case of its own, plain and under the
-sanitizers, the random programs, the fault loop and the walk over the rule
-switches. ``make -C tests/core`` does the same without Python.
+"""Runs the C tests of the core, each as a case of its own, plain and under the sanitizers, the
+random programs, the fault loop and the walk over the rule switches. ``make -C tests/core`` does the
+same without Python.
 
-``ESPER_CORE_OPERATIONS`` scales the random programs: their number of
-operations in the plain build (default 10 million; a tenth under AddressSanitizer, a
-fortieth under ThreadSanitizer).
-With ``--quick`` it is a tenth of that, and the fault loop visits every 16th call; under
-AddressSanitizer, where it takes ten times as long, every 8th. For races, which one thread
-cannot have, only programs with several threads run.
+``ESPER_CORE_OPERATIONS`` scales the random programs: their number of operations in the plain build
+(default 10 million; a tenth under AddressSanitizer, a fortieth under ThreadSanitizer). With
+``--quick`` it is a twentieth of that, and the fault loop visits every 16th call; under
+AddressSanitizer, where it takes ten times as long, every 8th. For races, which one thread cannot
+have, only programs with several threads run.
 """
 
 import os
@@ -142,7 +141,7 @@ def test_random_programs_catch_a_malloc_that_lets_a_stream_wait() -> None:
 def test_random_programs(variant: str, threads: int, pytestconfig: pytest.Config) -> None:
     operations = OPERATIONS // {"plain": 1, "asan": 10, "tsan": 40}[variant]
     if pytestconfig.getoption("quick"):
-        operations //= 10
+        operations //= 20
     said = run(build(variant) / "random_programs", "--operations", operations, "--threads", threads)
     assert "the oracle is content" in said
 

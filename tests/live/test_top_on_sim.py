@@ -220,7 +220,7 @@ def test_the_socket_is_the_users_own_and_goes_at_the_end(start: Start, place: Pa
     assert "cannot be watched: start it with" in top(program.pid).stderr
 
 
-@pytest.mark.parametrize("long", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("long", [True, False])
 def test_a_folder_of_others_is_not_used(
     start: Start, tmp_path: Path, monkeypatch: MonkeyPatch, long: bool
 ) -> None:
@@ -350,9 +350,7 @@ def test_several_programs_are_listed(start: Start, place: Path) -> None:
     assert "MiB" in listed[programs[0].pid] and listed[programs[0].pid].endswith("\\x1b[2Jtrain.py")
 
 
-@pytest.mark.parametrize(
-    "how", ["the program ends", "Ctrl-C", pytest.param("silence", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("how", ["the program ends", "Ctrl-C", "silence"])
 def test_watching_ends_with_the_program_or_at_ctrl_c(start: Start, how: str) -> None:
     """But not while the program only does not answer."""
     program = start("kept = large()")
@@ -383,6 +381,7 @@ def test_watching_ends_with_the_program_or_at_ctrl_c(start: Start, how: str) -> 
     assert "(large)" in "".join(seen) + rest
 
 
+@pytest.mark.slow
 def test_bad_values_are_refused(start: Start, place: Path) -> None:
     code = """
 try:

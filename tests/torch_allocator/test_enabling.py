@@ -538,10 +538,7 @@ def test_shim_knows_what_it_was_built_for():
 
 
 @needs_shim
-@pytest.mark.parametrize(
-    "name",
-    ["PYTORCH_CUDA_ALLOC_CONF", pytest.param("PYTORCH_ALLOC_CONF", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_pytorchs_other_backend_stays_and_the_error_says_so(name):
     run(
         """
@@ -633,13 +630,7 @@ def test_choices_are_handed_to_the_core_and_to_children_and_kept():
 @needs_shim
 @pytest.mark.parametrize(
     "segments, set_before, found",
-    [
-        ("", None, "1"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("mapped", None, "1"), ("classic", None, None), ("", "0", "0")]
-        ),
-    ],
+    [("", None, "1"), ("mapped", None, "1"), ("classic", None, None), ("", "0", "0")],
 )
 def test_nccl_leaves_pages_to_their_device(segments, set_before, found, monkeypatch):
     """Within one process; what the user says of it stands."""
@@ -662,7 +653,7 @@ def test_nccl_leaves_pages_to_their_device(segments, set_before, found, monkeypa
     "given, named",
     [
         ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
-        pytest.param("PYTORCH_ALLOC_CONF", "expandable_segments: False", marks=pytest.mark.slow),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments: False"),
     ],
 )
 def test_pytorchs_option_counts_more_than_the_variable(given, named, monkeypatch):

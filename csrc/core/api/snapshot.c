@@ -1,5 +1,5 @@
-/* snapshot.c: takes a consistent picture of a device. What PyTorch's snapshot
- * shows of it is in torch/reporting/snapshot.cpp; docs/uses.md explains that. */
+/* snapshot.c: takes a consistent picture of a device: esper_report.h has its structures, pending
+ * uses among them. docs/uses.md explains PyTorch's snapshot (torch/reporting/snapshot.cpp). */
 #include <stdlib.h>
 
 #include "../base/error.h"

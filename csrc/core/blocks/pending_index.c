@@ -46,7 +46,7 @@ void pending_index_add(heap_t *heap, block_t *block)
    * events. */
   if (!block->withheld)
     await(&heap->pending_index, heap->capture ? NULL : use);
-  /* The statistics count the block as active until its marked uses are over. */
+  /* The statistics count the block as active until its uses, loans aside, are over. */
   if (block->counted_active && use && (block->withheld || use_is_loan(use)))
     for (const use_t *other = block->uses; other; other = other->next)
       if (!use_is_loan(other) && !use_is_satisfied(other, heap->stream))

@@ -108,7 +108,7 @@ static size_t least(size_t a, size_t b)
   return a < b ? a : b;
 }
 
-/* Whether an eighth of the device, or of the memory fraction, stays free. */
+/* Whether the driver refused nothing, and an eighth of the memory stays free. */
 static bool memory_is_plentiful(const device_t *device, size_t missing)
 {
   size_t all = least(device->limit, device->total);
@@ -160,8 +160,8 @@ static void free_neighbours(const window_t *w)
     free_blocks_add(w->after);
 }
 
-/* Claims pages to move, but releases them if slack allows new pages for all of it. When pages may
- * move: stitch.h. */
+/* Claims pages to move, but none for NEW_PAGES. ANY_PAGES lets go of them if slack (slack.h) allows
+ * new ones. stitch.h says which pages may move. */
 static void claim_pages(growth_t *g)
 {
   const window_t *w = &g->window;

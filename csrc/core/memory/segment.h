@@ -12,14 +12,14 @@ esper_status segment_check_limits(const device_t *device, size_t size);
 /* Whether the memory fraction and the rejection share allow `size` more bytes. */
 bool segment_may_come(const device_t *device, size_t size);
 
-/* Gets a segment from the driver for `heap` and stores its one block, claimed by the caller.
+/* Gets a segment from the pool's source for `heap` and stores its one block, claimed by the caller.
  * ESPER_OUT_OF_MEMORY: the driver has no more, or the memory fraction allows no more.
  * ESPER_REJECTED: see above. Under the growth lock, unless the pool has an allocator of its own:
  * that may wait for something that the caller holds. */
 esper_status segment_obtain(heap_t *heap, size_t size, bool large, block_t **block);
 
-/* Gives a classic segment back to the driver. Its one block is claimed, and all that it owes has
- * completed. Under the growth lock, unless the pool has an allocator of its own. */
+/* Gives a classic segment back to the pool's source. Its one block is claimed, and all that it owes
+ * has completed. Under the growth lock, unless the pool has an allocator of its own. */
 void segment_release(device_t *device, block_t *block);
 
 /* For fence.c, under the lock. Makes a segment without memory and its one block; nothing can fail

@@ -7,8 +7,9 @@
  * then stale: no request is given those addresses, and it goes when that work has completed. So
  * whether pages can move within a heap does not depend on how far the GPU has come.
  *
- * Pages move only in the default pool: graphs touch those of other pools, and holes would change
- * the addresses there, which must repeat. */
+ * Pages move only in the default pool and outside captures: graphs touch those of other pools, and
+ * holes would change the addresses there, which must repeat. claim_pages in grow.c says when new
+ * pages come instead. */
 #ifndef ESPER_STITCH_H
 #define ESPER_STITCH_H
 

@@ -2,34 +2,34 @@
  * end. A request_t (request.h) is one malloc on its way through the steps.
  *
  * cache_malloc, called in api/memory.c, tries the heap's block cache without the device's lock. If
- * that has nothing, or a filter of an open pool may claim the request (pools/routing.h),
- * malloc_block does step 1. The others follow in the order that steps_2_to_8, steps_2_to_5 and
- * wait_and_release give them, until one yields a block. If none does, `status` says why:
- *   1. request_take_ready: a ready block of its own heap, or of that heap's cache if cache_malloc
- *      did not try it
+ * that has nothing, or a filter of an open pool may take the request (pools/routing.h),
+ * malloc_block does step 1, and steps_2_to_8 the others until one yields a block. If none does,
+ * `status` says why. The steps:
+ *   1. request_take_ready: a ready block of the stream's heap, or of its cache if not tried before
  *   2. take_retired: the same after retiring events
- *   3. borrow: a block of another heap of the pool, which owes nothing, lent. If the heap has
- *      borrowed many small blocks, step 5 is tried first
+ *   3. borrow: another heap of the pool lends a block that owes nothing. After many loans of small
+ *      blocks, step 5 comes first
  *   4. hold_back: if the heap's awaited bytes and the request exceed the allowance, the host waits
- *      for the oldest work that these bytes wait for; then steps 2 to 4 again
- *   5. take_grown: new memory, if registered callbacks free none (call_free_memory). Malloc gives
- *      up if the driver fails or PyTorch's limit for requests rejects it (segment.h), but not
- *      within step 8, nor where step 5 comes before step 3
- *   6. call_free_memory: the callbacks again, now short of memory; then steps 2 to 5 again
+ *      for the oldest awaited work; then steps 2 to 4 again
+ *   5. take_grown: new memory, unless callbacks free some that serves (call_free_memory). An error
+ *      other than ESPER_OUT_OF_MEMORY (ESPER_REJECTED: segment.h) ends malloc here, but not in step
+ *      8 or before step 3
+ *   6. call_free_memory: the callbacks, told that memory is short; then steps 2 to 5 again
  *   7. find_in_pools_on_oom: for the default pool, memory of pools with use_on_oom
- *   8. wait_and_release: the host waits for one event after another, then drains the device, and
- *      tries steps 2, 3 and 7 again. Then cached memory goes back to the driver, and new memory is
- *      created. At last take_returned waits for pages that a sleep is sending, and tries once more
+ *   8. wait_and_release: the host waits for events, with steps 2 and 3 after each. It drains the
+ *      device, and tries steps 2, 3 and 7. Then unused memory goes back, and the heap grows. At
+ *      last take_returned waits for pages that a sleep is sending, and tries once more
  *
  * No step makes a stream wait (rule 2). Step 1 runs under the device's lock, and the others take it
- * themselves; the host waits without it, and driver calls are made without it, on claimed blocks.
- * Inside a capture three kinds of memory serve: what the stream itself freed in it, what its pool
- * had when that pool was quiesced, and new memory; then step 6 and take_returned. There the host
- * waits for no event.
+ * themselves. They hold it during no wait and no driver call.
  *
- * Memory with a fence (esper_fence) is always new: malloc_fenced.c instead of all these steps.
- * malloc_capture.c has the steps inside a capture, hold_back.c the waits of steps 4 and 8.
- * request.c begins and ends a request, and release.c gives memory back to the driver. */
+ * Inside a capture, steps 1 to 3 take memory that the stream freed there, or that the pool had when
+ * quiesced (malloc_capture.c). New memory, step 6 and take_returned follow. The host waits for no
+ * event.
+ *
+ * Memory with a fence (esper_fence) is always new: malloc_fenced.c replaces all these steps.
+ * hold_back.c has the waits of steps 4 and 8, and release.c gives memory back. request.c begins and
+ * ends a request. */
 #include "malloc.h"
 
 #include "../base/error.h"
@@ -61,9 +61,8 @@ static block_t *take_retired(const request_t *q)
   return block;
 }
 
-/* A loan costs more time than a block of the heap's own. After so many loans of small blocks the
- * heap grows instead: to create a small segment takes no longer than those loans did. Then the
- * count begins again. */
+/* A loan costs more time than a block of the heap's own. After MANY loans of small blocks the heap
+ * grows by new pages instead: creating them takes no longer than those loans. */
 static bool borrows_too_often(const request_t *q)
 {
   enum { MANY = 32 };
@@ -75,9 +74,9 @@ static bool borrows_too_often(const request_t *q)
   return often;
 }
 
-/* Looks at the best fit of each heap. Adds to `probes` the work that each best fit waits for. A
- * private pool with graphs lends nothing, because replays touch its memory at any time. Under the
- * device's lock. */
+/* Tries each heap's best fit. Adds the work that this block waits for to `probes`. A private pool
+ * with graphs lends nothing, because replays touch its memory at any time. Under the device's
+ * lock. */
 static block_t *borrow_from_heaps(const request_t *q, probes_t *probes)
 {
   if (q->pool != q->device->default_pool && pool_has_graphs(q->pool) && RULE(GRAPHS_KEEP_MEMORY))
@@ -90,7 +89,7 @@ static block_t *borrow_from_heaps(const request_t *q, probes_t *probes)
     if (!block)
       continue;
     if (!block_owes_nothing(block) && RULE(LOAN_NEEDS_COMPLETION)) {
-      /* Step 2 has asked about its uses. Its owner order is left. */
+      /* Step 2 asked about its uses. Owner order is left. */
       probes_add(probes, owner_order_stream(heap), block->stamp);
       continue;
     }
@@ -105,7 +104,7 @@ static block_t *borrow_from_heaps(const request_t *q, probes_t *probes)
 }
 
 /* Step 3. Work of other streams has often completed unnoticed. So if nothing can be lent, the
- * driver is asked about the work that the best fits wait for, and the heaps are searched again. */
+ * driver is asked about `probes`, and the heaps are searched again. */
 static block_t *borrow(const request_t *q)
 {
   for (bool asked = false;; asked = true) {
@@ -120,15 +119,14 @@ static block_t *borrow(const request_t *q)
   }
 }
 
-/* Steps 2 and 3. */
 static block_t *steps_2_and_3(const request_t *q)
 {
   block_t *block = take_retired(q);
   return block ? block : borrow(q);
 }
 
-/* The host waits by `wait`: hold_back (step 4) or wait_for_oldest (step 8). After each wait come
- * steps 2 and 3. It ends with a block, a wait in vain, or after most_waits. */
+/* `wait` is hold_back (step 4) or wait_for_oldest (step 8). After each wait come steps 2 and 3. It
+ * ends with a block, when `wait` returns false, or after most_waits. */
 static block_t *wait_and_find(const request_t *q, bool (*wait)(const request_t *))
 {
   block_t *block = NULL;
@@ -137,9 +135,8 @@ static block_t *wait_and_find(const request_t *q, bool (*wait)(const request_t *
   return block;
 }
 
-/* One thread at a time: while a heap grows, others cannot find the memory that it moves. A
- * MemPool's own allocator (`source`) is called without the lock, because it may wait for another
- * thread. */
+/* One thread grows at a time: others cannot find memory that is being moved. A MemPool's own
+ * allocator (`source`) is called without the lock, because it may wait for another thread. */
 static void growth_begin(const request_t *q)
 {
   if (!q->pool->source.obtain)
@@ -169,7 +166,7 @@ static block_t *take_grown(const request_t *q, pages_from_t from, esper_status *
   return block;
 }
 
-/* Step 7. Walks to the end: each call of pool_next_on_oom also leaves the pool before. */
+/* Step 7. Walks to the end, so that pool_next_on_oom leaves each pool that it entered. */
 static block_t *find_in_pools_on_oom(const request_t *q)
 {
   block_t *block = NULL;
@@ -178,7 +175,7 @@ static block_t *find_in_pools_on_oom(const request_t *q)
   for (pool_t *pool = NULL; (pool = pool_next_on_oom(q->device, pool));) {
     if (block)
       continue;
-    request_t there = *q; /* but for its cache: such pools have none */
+    request_t there = *q; /* `missed` is harmless: such pools have no cache */
     there.pool = pool;
     lock(&q->device->lock);
     there.heap = pool_find_or_make_heap(pool, q->presented.stream, 0, q->tag);
@@ -189,7 +186,7 @@ static block_t *find_in_pools_on_oom(const request_t *q)
   return block;
 }
 
-/* Gives cached memory back to the driver, and takes new memory in its place. */
+/* Gives unused memory back, and takes new memory in its place. */
 static block_t *release_and_grow(const request_t *q, size_t enough, esper_status *status)
 {
   size_t released =
@@ -197,8 +194,8 @@ static block_t *release_and_grow(const request_t *q, size_t enough, esper_status
   return released ? take_grown(q, ANY_PAGES, status) : NULL;
 }
 
-/* After drain_without_embedder: takes what has completed; or gives cached memory back, at first
- * only as much as is needed, and grows. */
+/* After a drain: steps 2, 3 and 7. Then gives back as much unused memory as is needed, at last all,
+ * and grows. */
 static block_t *find_drained(const request_t *q, esper_status *status)
 {
   block_t *block;
@@ -209,8 +206,7 @@ static block_t *find_drained(const request_t *q, esper_status *status)
 }
 
 /* The end of step 8, and of a capture's steps. Waits for a sleep that is under way, and tries once
- * more under the growth lock, so that no other thread grows or gives memory back meanwhile. (A
- * MemPool's own allocator does without that lock.) */
+ * more. Where growth_begin locks, no other thread grows or gives memory back meanwhile. */
 static block_t *take_returned(const request_t *q, esper_status *status)
 {
   wait_for_sleep_without_embedder(q);
@@ -222,7 +218,7 @@ static block_t *take_returned(const request_t *q, esper_status *status)
   return block;
 }
 
-/* Step 8. Before it fails, it waits without a limit for work that did not complete in time. */
+/* Step 8. Before it fails, it waits without limit for work that did not complete in time. */
 static block_t *wait_and_release(const request_t *q, esper_status *status)
 {
   block_t *block = wait_and_find(q, wait_for_oldest);
@@ -231,7 +227,7 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
   lock(&q->device->lock);
   q->device->stats.num_alloc_retries++;
   q->device->stats.num_sync_all_streams++;
-  slack_was_refused(q->device); /* no page is created for slack while memory is short */
+  slack_was_refused(q->device); /* no slack is created while memory is short */
   unlock(&q->device->lock);
   bool in_time = drain_without_embedder(q, DRAIN_LIMITED) != ESPER_NOT_READY;
   block = find_drained(q, status);
@@ -244,7 +240,6 @@ static block_t *wait_and_release(const request_t *q, esper_status *status)
 
 /* ---- malloc ------------------------------------------------------------ */
 
-/* Steps 2 to 5. */
 static block_t *steps_2_to_5(const request_t *q, esper_status *status)
 {
   block_t *block;
@@ -256,16 +251,15 @@ static block_t *steps_2_to_5(const request_t *q, esper_status *status)
     return block;
   if ((block = borrow(q)) || (block = wait_and_find(q, hold_back)))
     return block;
-  if (call_free_memory(q, false) && (block = steps_2_and_3(q)))
+  if (call_free_memory(q, /* short_of_memory */ false) && (block = steps_2_and_3(q)))
     return block;
   return take_grown(q, ANY_PAGES, status);
 }
 
-/* Steps 2 to 8. */
 static block_t *steps_2_to_8(const request_t *q, esper_status *status)
 {
   block_t *block = steps_2_to_5(q, status);
-  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(q, true))
+  if (!block && *status == ESPER_OUT_OF_MEMORY && call_free_memory(q, /* short_of_memory */ true))
     block = steps_2_to_5(q, status);
   if (block || *status != ESPER_OUT_OF_MEMORY)
     return block;
@@ -275,7 +269,7 @@ static block_t *steps_2_to_8(const request_t *q, esper_status *status)
 }
 
 /* All steps but the first. If the tag fell asleep or the device failed meanwhile, the block is
- * freed again. The device's lock is not held. */
+ * freed again. Without the device's lock. */
 static esper_status find_block(request_t *q, bool fenced, block_t **block)
 {
   esper_status status = ESPER_OK;
@@ -308,7 +302,7 @@ esper_status malloc_block(pool_t *pool, size_t size, esper_stream stream, cache_
   lock(&device->lock);
   if (device->asleep[q.tag] || device_has_failed(device)) {
     unlock(&device->lock);
-    return request_refuse(&q, /* asleep */ true, ESPER_OK); /* or the device has failed */
+    return request_refuse(&q, /* asleep */ true, ESPER_OK); /* it checks for failure first */
   }
   q.heap = request_heap(&q);
   bool fenced = core_is(q.core, CORE_FENCED) && pool == device->default_pool && !q.capture;

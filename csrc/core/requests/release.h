@@ -1,11 +1,11 @@
-/* release.h: unused memory goes back to the driver: whole classic segments, and any pages
- * of mapped ones. */
+/* release.h: unused memory goes back to its source (pools/source.h): whole classic segments, and
+ * any pages of mapped ones. pool_may_give_back (pools/pool.h) says which pools' memory. */
 #ifndef ESPER_RELEASE_H
 #define ESPER_RELEASE_H
 
 #include "../base/tag.h"
 
-/* Gives wholly free segments and pages that owe nothing back to the driver, those of one pool or
+/* Gives wholly free segments and pages that owe nothing back, those of one pool or
  * (NULL) of all, until at least `enough` bytes were given back. `mind_captures`: while a capture
  * goes on, the default pool keeps its segments; a malloc that is short of memory takes them. */
 size_t release_cached(device_t *device, const pool_t *pool, bool mind_captures, size_t enough);

@@ -1,6 +1,5 @@
-"""The few driver functions that torch does not show: streams of our own, raw
-captures, waits for a value in memory. Called the way foreign code calls them,
-so the allocator hears nothing of it."""
+"""The few driver functions that torch does not show: streams of our own, raw captures, waits for a
+value in memory. Called the way foreign code calls them, so the allocator hears nothing of it."""
 
 import ctypes
 import functools
