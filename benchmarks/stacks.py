@@ -378,7 +378,7 @@ STACKS = Topic(
 
 A library that is not installed is left out: stacks/requirements.txt names them, with versions.""",
     *(part_of(name, program) for name, program in PROGRAMS.items()),
-    rounds=3,
+    rounds=5,
     settings={"steps": 20, "device": "cuda"},
 )
 

@@ -23,12 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))  # the simulat
 
 #: Files that take minutes. They come first, so that no process is left with one at the end.
 LONGEST = ("test_core", "test_build", "test_style", "test_benchmarks", "test_conformance_on_sim")
-#: Their tests take a second or more for each case, so --quick takes the first case of each test.
+#: Their tests take seconds for each case, so --quick takes the first case of each test.
 FIRST_CASES = {
-    *("test_audit", "test_auditing_on_sim", "test_automatic_on_sim", "test_compile"),
-    *("test_docstrings", "test_enabling", "test_ends_on_sim", "test_fd_server", "test_pools"),
-    *("test_planted_on_sim", "test_sleep_on_sim", "test_stream_programs_on_sim", "test_top_on_sim"),
-    *("test_uses_on_sim", "test_view", "test_wait_then_allocate_on_sim"),
+    *("test_audit", "test_docstrings", "test_enabling", "test_fd_server", "test_planted_on_sim"),
+    *("test_pools", "test_stream_programs_on_sim", "test_top_on_sim", "test_view"),
 }
 
 

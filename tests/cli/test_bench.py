@@ -77,10 +77,7 @@ def test_without_a_gpu_a_sentence_says_so(
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_first(
-    machine: Machine,
-    monkeypatch: MonkeyPatch,
-    capsys: CaptureFixture[str],
-    tmp_path: Any,
+    machine: Machine, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], tmp_path: Any
 ) -> None:
     def message(path: str) -> str:
         assert command("--plot", path) == 2

@@ -1,10 +1,9 @@
-"""A process that has imported torch and esper_alloc, and forks one child for each piece of
-code that it is given: see helper.Nursery.
+"""A process that has imported torch and esper_alloc, and forks one child for each piece of code that
+it is given: see helper.Nursery. A child chooses its allocator and starts CUDA as a fresh process
+does, because CUDA is not touched here.
 
-Importing torch takes seconds of a core, and there are hundreds of tests. CUDA is not
-touched here, so a child chooses its allocator and starts CUDA as a fresh process does.
-A line of JSON on standard input asks: {"code", "env", "stdout", "stderr", "timeout"}; the
-answer is a line with the child's exit status, or null where it was stopped.
+A line of JSON on standard input asks: {"code", "env", "stdout", "stderr", "timeout"}. The answer is
+a line with the child's exit status, or null where it was stopped.
 """
 
 import ctypes
@@ -16,7 +15,6 @@ import select
 import signal
 import sys
 import time
-from types import CodeType
 
 
 def wait_for(child: int, timeout: float) -> int | None:
@@ -31,7 +29,7 @@ def wait_for(child: int, timeout: float) -> int | None:
         if pid:
             return os.waitstatus_to_exitcode(status)
         time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+        pause = min(2 * pause, 0.01)
     try:
         os.kill(child, signal.SIGUSR2)  # where it hangs, to its standard error: see become()
         time.sleep(1)
@@ -96,17 +94,33 @@ def serve() -> str | None:
     return None
 
 
-def only(code: str) -> CodeType:
-    """The program, all other names of this module gone. Without a file, so that what it
-    spawns does not run this one."""
-    program = compile(code, "<string>", "exec", dont_inherit=True)
-    space = globals()
+def run(code: str) -> None:
+    """Runs the program, all other names of this module gone. Without a file, so that what it spawns
+    does not run this one. Where it ends by itself, PyTorch's modules are not taken apart, which
+    would take most of a short program's time."""
+    import atexit
+    import os
+    import sys
+    import threading
+
+    program, space = compile(code, "<string>", "exec", dont_inherit=True), globals()
     for name in [*(one for one in space if not one.startswith("__")), "__file__", "__doc__"]:
         del space[name]
     space["__spec__"] = space["__doc__"] = None
-    return program
+    status = 0
+    try:
+        exec(program, space)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 255)
 
 
 code = serve()
 if code is not None:
-    exec(only(code))
+    run(code)

@@ -23,9 +23,7 @@ def test_under_another_allocator_it_does_nothing() -> None:
             pass
 
 
-def test_that_it_cannot_be_told_is_a_warning_at_the_callers_line(
-    monkeypatch: MonkeyPatch,
-) -> None:
+def test_that_it_cannot_be_told_is_a_warning_at_the_callers_line(monkeypatch: MonkeyPatch) -> None:
     from esper_alloc.uses import foreign_captures, use
 
     monkeypatch.setattr(use, "_compiled", None)
