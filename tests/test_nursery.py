@@ -30,16 +30,16 @@ def run(
 
 def test_code_is_the_main_module(nursery: helper.Nursery) -> None:
     code = """
-    import sys, os
+    import atexit, os, sys
     def double(x): return helper(2 * x)
     def helper(x): return x
     print(__name__, sys.argv, double(21), sys.modules["__main__"].double is double)
-    print("beside", file=sys.stderr)
+    atexit.register(print, "beside", file=sys.stderr)
     print(sorted(name for name in globals() if not name.startswith("__")))
     """
     status, out, err = run(nursery, code)
     assert (status, err) == (0, "beside\n")
-    assert out == "__main__ ['-c'] 42 True\n['double', 'helper', 'os', 'sys']\n"
+    assert out == "__main__ ['-c'] 42 True\n['atexit', 'double', 'helper', 'os', 'sys']\n"
 
 
 def test_children_do_not_see_each_other(nursery: helper.Nursery) -> None:

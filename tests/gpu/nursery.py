@@ -121,6 +121,5 @@ def run(code: str) -> None:
     os._exit(status & 255)
 
 
-code = serve()
-if code is not None:
+if (code := serve()) is not None:
     run(code)

@@ -23,9 +23,9 @@
  * No step makes a stream wait (rule 2). Step 1 runs under the device's lock, and the others take it
  * themselves. They hold it during no wait and no driver call.
  *
- * Inside a capture, steps 1 to 3 take memory that the stream freed there, or that the pool had when
- * quiesced (malloc_capture.c). New memory, step 6 and take_returned follow. The host waits for no
- * event.
+ * Inside a capture, malloc_take_inside replaces steps 2 to 4. It takes memory that the stream freed
+ * there, or that the pool had when quiesced. New memory, step 6 and take_returned follow. The host
+ * waits for no event.
  *
  * Memory with a fence (esper_fence) is always new: malloc_fenced.c replaces all these steps.
  * hold_back.c has the waits of steps 4 and 8, and release.c gives memory back. request.c begins and
