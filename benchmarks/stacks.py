@@ -413,11 +413,11 @@ def table(find: Find) -> str:
         differ = find("stacks", title, peer) or find("stacks", title, EXPANDABLE)
         audit = find("stacks", f"{name}: findings", "nothing")
         said += [f"{differ['ours']:g} ({differ['peer']:g})" if differ else ""]
-        said += [f"{audit['ours']:g}" if audit else "", run["commit"]]
+        said += [f"{audit['ours']:g}" if audit else "", str(measured["rounds"]), run["commit"]]
         lines.append(f"| {' | '.join(said)} |")
     if not lines:
         return ""
-    head = ["MiB; ms", *SHOWN.values(), "outputs that differ", "findings", "commit"]
+    head = ["MiB; ms", *SHOWN.values(), "outputs that differ", "findings", "rounds", "commit"]
     return "\n".join(
         [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines, "", f"{'; '.join(machines)}."]
     )

@@ -149,10 +149,10 @@ def test_the_table_has_what_was_measured(
     }  # a round that ended early: nothing to set beside
     rows(stacks, [*geometric(stacks), cut, cut], tmp_path / "stacks.json")
     head, line, row, blank, last = stacks.table(readme.find).splitlines()
-    assert head.count("|") == line.count("|") == row.count("|") == 10 and blank == ""
+    assert head.count("|") == line.count("|") == row.count("|") == 11 and blank == ""
     assert row == (
         "| PyTorch Geometric, `PrefetchLoader` | fails in 2 of 2 | 900; 90 | fails in 2 of 2 "
         "| 400; 40 | 800; 80 "
-        f"| 0 (0) | 5 | {readme.find(*FAILS)['run']['commit']} |"
+        f"| 0 (0) | 5 | 2 | {readme.find(*FAILS)['run']['commit']} |"
     )
     assert last == "a GPU, torch 2."
