@@ -135,7 +135,7 @@ class Part:
     imports: the job of models.py whose packages are imported before children are forked.
     warm_up: rounds that are measured beside those that were asked for, of which one is measured
         however short the time is.
-    tight, may_fail: as turns() in turns.py explains.
+    tight, may_fail, together: as turns() in turns.py explains; `measure` is told `ready`.
     derive: makes of the rounds what rows are made of.
     conduct: measures the rounds itself, and is called as Command.measure() in run.py.
     """
@@ -156,6 +156,7 @@ class Part:
     by_default: bool = True
     tight: bool = False
     may_fail: bool = False
+    together: bool = False
     derive: Callable[[Rounds], Rounds] = lambda rounds: rounds
     conduct: Callable[..., Rounds] | None = None
 

@@ -44,7 +44,7 @@ from common import (
 )  # fmt: skip
 from measuring import ENVIRONMENTS, shares_a_gpu
 from topics import TOPICS
-from turns import CORES, in_children, take_turns, turns
+from turns import CORES, in_children, ready, take_turns, turns
 
 TUNING = tuple(f"ESPER_ALLOC_{one}" for one in ("ALLOWANCE", "BLACK_BOX", "SEGMENTS", "USES"))
 
@@ -55,6 +55,8 @@ def work(asked: Mapping[str, Any]) -> None:
     module, name = asked["measure"].split(".")
     found = importlib.import_module(module)
     how = {**asked["settings"], **asked["how"]}
+    if asked["together"]:
+        how["ready"] = partial(ready, os.dup(0))
 
     def told(function: Callable[..., Any], *arguments: str) -> Callable[[], Any]:
         """It with what it can be told."""
@@ -101,6 +103,7 @@ class Command:
             "measure": part.measure, "allocator": case.allocator, "how": dict(case.how),
             "settings": {"small": self.options.small, **self.options.settings},
             "workers": part.workers, "same_cores": part.same_cores, "imports": part.imports,
+            "together": part.together,
         }  # fmt: skip
         path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         variables = {
@@ -126,6 +129,7 @@ class Command:
         commands = {case.name: self.command_of(part, case) for case in cases}
         return turns(
             commands, rounds, fresh=part.workers == FRESH, may_fail=part.may_fail,
+            together=part.together,
             once=[case.name for case in cases if case.once], least=part.warm_up + 1,
             # The CPU of a test may be busy.
             timeout=part.timeout * (10 if self.options.settings.get("device") == "cpu" else 1),

@@ -97,6 +97,8 @@ class Run:
     steps: int = 3
     outputs: list[Any] = field(default_factory=list)
     begin: float = 0.0
+    #: Is called before the timed steps.
+    ready: Callable[[], object] = lambda: None
 
     def size(self, usual: int, small: int) -> int:
         return small if self.small else usual
@@ -119,6 +121,8 @@ class Run:
             output = output.detach().clone()
         self.outputs.append(output)
         if len(self.outputs) == self.untimed:
+            self.now()
+            self.ready()
             self.begin = self.now()
 
     @property
@@ -249,6 +253,7 @@ def measure(
     control: bool = False,
     audited: bool = False,
     small: bool = False,
+    ready: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """The figures of a program: failed, 1 if it raised; why; step_ms; outputs; memory_figures();
     findings and told. Of several ranks the first one reports them, and all end."""
@@ -273,6 +278,8 @@ def measure(
     try:
         with context as report:
             run = Run(device, small, control or not on_gpu, steps)
+            if os.environ.get("RANK", "0") == "0":
+                run.ready = ready
             run.seed()
             load(program)(run)
             figures |= run.figures()
@@ -368,7 +375,7 @@ def part_of(name: str, program: Program) -> Part:
     return Part(
         name, "stacks.measure", cases, partial(rows, name),
         FRESH if program.ranks > 1 or program.asks else CHILDREN, ours=None,
-        timeout=PATIENCE_S, tight=True, may_fail=True, gpus=program.ranks,
+        timeout=PATIENCE_S, tight=True, may_fail=True, together=True, gpus=program.ranks,
         by_default=program.ranks == 1,
     )  # fmt: skip
 

@@ -8,7 +8,9 @@ libraries read the choice of an allocator from the environment as they are loade
 
 The measuring side hands take_turns() an iterator; the conducting side is turns(). What wants a
 fresh process each time measures in_children(): forked ones of a process that has imported what they
-need and not touched the GPU. Or each measurement is a worker of its own, which imports anew.
+need and not touched the GPU. Or each measurement is a worker of its own, which imports anew. Where
+fresh processes set up for longer than they are timed, they set up together: each calls ready()
+before the time that counts.
 """
 
 from __future__ import annotations
@@ -56,6 +58,13 @@ def take_turns(measurements: Iterator[dict[str, Any]], cores: int | None = None)
         except StopIteration:
             return
         report(found)
+
+
+def ready(asked: int = 0) -> None:
+    """Waits until the worker is asked to go on, which has set up beside the others. `asked`: its
+    standard input; a child that has another one has a copy of it."""
+    report({})
+    os.read(asked, 1)
 
 
 def end_with(parent: int) -> None:
@@ -168,6 +177,7 @@ def turns(
     *,
     fresh: bool = False,
     once: Collection[str] = (),
+    together: bool = False,
     may_fail: bool = False,
     least: int = 1,
     timeout: float = 300.0,
@@ -180,9 +190,11 @@ def turns(
     commands: the command of each and its environment.
     fresh: each measurement is a new worker; otherwise they stay, and all start together.
     once: cases that are measured in the first round alone.
+    together: in each round all set up at once, until they call ready(); then they take turns.
     may_fail: a failure is a figure; otherwise it is printed, and the case left out from then on.
     seconds, least: no round starts after so many seconds, but so many rounds are measured.
-    tight: no case is begun for which there is less time left than the longest took.
+    tight: no case is begun for which there is less time left than the longest took; together: no
+        round.
     each: is told after every measurement what there is so far.
     """
     begin, longest = time.monotonic(), 0.0
@@ -201,35 +213,61 @@ def turns(
             there.remove(name)
             return None
 
+    def fresh_start(name: str) -> dict[str, Any] | None:
+        """A worker that can be asked to measure; figures only if it failed at its imports."""
+        if fresh:
+            started[name] = Worker(*commands[name])
+        elif name in again:
+            again.remove(name)
+            started[name].end()
+            started[name] = Worker(*commands[name])
+            started[name].ask()
+            return answer(name) or None
+        return None
+
+    def set_up(names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+        """Figures of those that are over by the time they should be ready."""
+        over = {name: failed for name in names if (failed := fresh_start(name))}
+        for name in names:
+            if name not in over and not fresh:  # which begins by itself
+                started[name].ask()
+        found = {name: answer(name) for name in names if name not in over}
+        return over | {name: one for name, one in found.items() if one != {}}
+
+    def measure(name: str) -> dict[str, Any] | None:
+        failed = None if together else fresh_start(name)
+        if not failed:
+            started[name].ask()
+        return failed or answer(name)
+
+    def too_late(start: float) -> bool:
+        return tight and begin + seconds - start < longest
+
     try:
         for worker in started.values():
             worker.ask()
         for name in started:
             answer(name)
         for number in range(rounds):
-            if number >= least and time.monotonic() - begin > seconds:
+            first = time.monotonic()
+            over_time = first - begin > seconds or (together and too_late(first))
+            if number >= least and over_time:
                 print(f"stopped after {number} of {rounds} rounds: {seconds:.0f} s are over")
                 break
             measured.append({})
-            for name in there[:: 1 if number % 2 == 0 else -1]:
+            names = [
+                name for name in there[:: 1 if number % 2 == 0 else -1]
+                if not (number and name in once)
+            ]  # fmt: skip
+            over = set_up(names) if together else {}
+            if together:
+                print(f"round {number + 1}: ready after {time.monotonic() - first:.1f} s", flush=True)
+            for name in names:
                 start = time.monotonic()
-                if number and name in once:
-                    continue
-                if tight and begin + seconds - start < longest:
+                if not together and too_late(start):
                     print(f"round {number + 1}: {name}: left out, no time is left", flush=True)
                     continue
-                if name in again and not fresh:
-                    again.remove(name)
-                    started[name].end()
-                    started[name] = Worker(*commands[name])
-                    started[name].ask()
-                    if failed := answer(name):  # at its imports
-                        measured[-1][name] = failed
-                        continue
-                if fresh:
-                    started[name] = Worker(*commands[name])
-                started[name].ask()
-                found = answer(name)
+                found = over[name] if name in over else measure(name)
                 took = time.monotonic() - start
                 longest = max(longest, took)
                 if fresh:
@@ -239,6 +277,8 @@ def turns(
                 if found is not None:
                     measured[-1][name] = found
                     each(measured)
+            if together:
+                longest = max(longest, time.monotonic() - first)
     finally:
         for worker in started.values():
             worker.end()
