@@ -261,7 +261,9 @@ def turns(
             ]  # fmt: skip
             over = set_up(names) if together else {}
             if together:
-                print(f"round {number + 1}: ready after {time.monotonic() - first:.1f} s", flush=True)
+                print(
+                    f"round {number + 1}: ready after {time.monotonic() - first:.1f} s", flush=True
+                )
             for name in names:
                 start = time.monotonic()
                 if not together and too_late(start):
