@@ -86,8 +86,8 @@ typedef struct sending {
 
 static esper_status copy_to_host(device_t *device, uintptr_t address, char *host, size_t size)
 {
-  return call_copy_to_host(device->core, device->index, device->copiers[TO_HOST]->handle, host,
-                           address, size);
+  return call_copy_to_host(device->core, device->index, device->copier->handle, host, address,
+                           size);
 }
 
 /* Waits for the copies of the oldest batch, and unmaps its pages. */
@@ -165,7 +165,7 @@ static esper_status prepare_device(attempt_t *a)
   if (status == ESPER_OK && a->choice.keeps)
     status = fit_pinned_memory(&a->choice);
   if (status == ESPER_OK && a->choice.keeps)
-    status = sleeper_stream(a->device, TO_HOST, &a->sending.copier);
+    status = sleeper_stream(a->device, &a->sending.copier);
   return status;
 }
 

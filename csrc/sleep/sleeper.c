@@ -98,14 +98,13 @@ void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait)
     record_drop(record);
 }
 
-esper_status sleeper_stream(device_t *device, sleeper_way way, presented_t *copier)
+esper_status sleeper_stream(device_t *device, presented_t *copier)
 {
-  stream_t **stream = &device->copiers[way];
   lock(&device->growth_lock);
-  esper_status status = *stream ? ESPER_OK : stream_create_own(device, stream);
+  esper_status status = device->copier ? ESPER_OK : stream_create_own(device, &device->copier);
   unlock(&device->growth_lock);
   if (status == ESPER_OK)
-    *copier = stream_presented(*stream, (*stream)->handle);
+    *copier = stream_presented(device->copier, device->copier->handle);
   return status;
 }
 

@@ -41,10 +41,8 @@ void sleeper_copy(device_t *device, const sleeper_t *sleeper, const parcel_t *pa
  * device. A device that cannot be waited for has failed. */
 void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait);
 
-/* The core's own streams for copies, as presented: each direction has one, so that a sleep and a
- * wake do not wait for each other. Takes the growth lock. */
-typedef enum sleeper_way { TO_HOST, FROM_HOST } sleeper_way;
-esper_status sleeper_stream(device_t *device, sleeper_way way, presented_t *copier);
+/* The core's own stream for copies, as presented. Takes the growth lock. */
+esper_status sleeper_stream(device_t *device, presented_t *copier);
 
 /* Finds the tags of these names; `names` NULL: all that there are now. */
 esper_status sleeper_tags(const char *const *names, size_t count, bool tags[TAGS]);

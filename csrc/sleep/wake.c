@@ -43,8 +43,8 @@ static void release_unused(wake_up_t *c)
 
 static esper_status copy_to_device(device_t *device, uintptr_t address, char *host, size_t size)
 {
-  return call_copy_to_device(device->core, device->index, device->copiers[FROM_HOST]->handle,
-                             address, host, size);
+  return call_copy_to_device(device->core, device->index, device->copier->handle, address, host,
+                             size);
 }
 
 /* So many more bytes were enqueued: the host waits for all but the last AHEAD to twice AHEAD. */
@@ -108,7 +108,7 @@ static esper_status bring_back(wake_up_t *c, bool large)
 
 static esper_status begin(wake_up_t *c)
 {
-  esper_status status = sleeper_stream(c->waking.device, FROM_HOST, &c->copier);
+  esper_status status = sleeper_stream(c->waking.device, &c->copier);
   if (status != ESPER_OK)
     return status;
   status = waking_begin(&c->waking);

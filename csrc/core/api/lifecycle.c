@@ -53,9 +53,8 @@ static void device_destroy(device_t *device)
   shared_forget(device, true);
   if (device->forget_sleeping)
     device->forget_sleeping(device);
-  for (int i = 0; i < 2; i++)
-    if (device->copiers[i])
-      call_stream_destroy(core, device->index, device->copiers[i]->handle);
+  if (device->copier)
+    call_stream_destroy(core, device->index, device->copier->handle);
   imports_destroy(device);
   for (segment_t *s = device->first_segment; s; s = s->next) {
     for (block_t *b = s->first; b; b = b->next)

@@ -53,22 +53,7 @@ void lock_slowly(mutex_t *mutex)
     syscall(SYS_futex, &mutex->state, FUTEX_WAIT_PRIVATE, LOCK_AWAITED, NULL, NULL, 0);
 }
 
-/* Whether a thread waited. */
-static bool wake_one(mutex_t *mutex)
-{
-  return syscall(SYS_futex, &mutex->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0) == 1;
-}
-
 void unlock_and_wake(mutex_t *mutex)
 {
-  wake_one(mutex);
-}
-
-void unlock_fairly(mutex_t *mutex)
-{
-  lock_order_leave(mutex->rank);
-  if (atomic_exchange(&mutex->state, LOCK_FREE) != LOCK_AWAITED || !wake_one(mutex))
-    return;
-  for (int i = 0; i < 20 * TURNS && atomic_load(&mutex->state) == LOCK_FREE; i++)
-    wait_briefly(i);
+  syscall(SYS_futex, &mutex->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }

@@ -41,9 +41,6 @@ void wait_briefly(int turn);
 void lock_slowly(mutex_t *mutex);
 void unlock_and_wake(mutex_t *mutex);
 
-/* For loops that take the mutex again at once: a thread that waits for it has it first. */
-void unlock_fairly(mutex_t *mutex);
-
 static inline void lock(mutex_t *mutex)
 {
   int state = LOCK_FREE;

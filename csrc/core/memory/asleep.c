@@ -197,7 +197,7 @@ size_t asleep_unmap(device_t *device, const sleeping_page_t *pages, size_t count
     bytes += sleeping_page_size(&pages[i]);
     sleeping_page_set(&pages[i], 0, true);
   }
-  unlock_fairly(&device->growth_lock); /* another tag may be waking */
+  unlock(&device->growth_lock);
   return bytes;
 }
 

@@ -92,7 +92,7 @@ esper_status waking_map(const waking_t *w, const sleeping_page_t *page)
                              &handle);
   if (status == ESPER_OK)
     sleeping_page_set(page, handle, false);
-  unlock_fairly(&device->growth_lock); /* another tag may be going to sleep */
+  unlock(&device->growth_lock);
   return status;
 }
 
