@@ -193,8 +193,8 @@ def turns(
     together: in each round all set up at once, until they call ready(); then they take turns.
     may_fail: a failure is a figure; otherwise it is printed, and the case left out from then on.
     seconds, least: no round starts after so many seconds, but so many rounds are measured.
-    tight: no case is begun for which there is less time left than the longest took; together: no
-        round.
+    tight: no case is begun for which there is less time left than the longest took; of those that
+        set up together no round.
     each: is told after every measurement what there is so far.
     """
     begin, longest = time.monotonic(), 0.0
@@ -241,7 +241,7 @@ def turns(
         return failed or answer(name)
 
     def too_late(start: float) -> bool:
-        return tight and begin + seconds - start < longest
+        return tight and begin + seconds < start + longest
 
     try:
         for worker in started.values():
@@ -250,8 +250,7 @@ def turns(
             answer(name)
         for number in range(rounds):
             first = time.monotonic()
-            over_time = first - begin > seconds or (together and too_late(first))
-            if number >= least and over_time:
+            if number >= least and (begin + seconds < first or (together and too_late(first))):
                 print(f"stopped after {number} of {rounds} rounds: {seconds:.0f} s are over")
                 break
             measured.append({})
@@ -261,9 +260,8 @@ def turns(
             ]  # fmt: skip
             over = set_up(names) if together else {}
             if together:
-                print(
-                    f"round {number + 1}: ready after {time.monotonic() - first:.1f} s", flush=True
-                )
+                took = time.monotonic() - first
+                print(f"round {number + 1}: ready after {took:.1f} s", flush=True)
             for name in names:
                 start = time.monotonic()
                 if not together and too_late(start):
@@ -280,7 +278,7 @@ def turns(
                     measured[-1][name] = found
                     each(measured)
             if together:
-                longest = max(longest, time.monotonic() - first)
+                longest = time.monotonic() - first
     finally:
         for worker in started.values():
             worker.end()

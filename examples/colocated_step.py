@@ -8,9 +8,8 @@
 
 A step: vLLM answers prompts, the trainer takes a policy gradient step on the answers, and vLLM gets
 the new weights. While one works the other sleeps, so that each has the device's memory. Where both
-are in this process on esper_alloc, one wakes while the other goes to sleep: copies then overlap
-with the driver's work. A trainer that takes more memory than vLLM gives back needs --serial,
-because vLLM asserts that memory got free. The model is a Qwen2 with random weights, and token ids
+are in this process on esper_alloc, one wakes while the other goes to sleep. A trainer that takes
+more memory than vLLM gives back needs --serial, because vLLM asserts that memory got free. The model is a Qwen2 with random weights, and token ids
 stand for text, so nothing is downloaded. Prints the seconds of each phase and the device memory in
 use in it; --json writes them to a file.
 

@@ -634,12 +634,13 @@ def test_segments_of_another_kind_than_asked_for_are_an_error(
 
 TURNS = """
 import argparse, os, sys, time
-from turns import take_turns
+from turns import ready, take_turns
 
 options = argparse.ArgumentParser()
 options.add_argument("--fail-at", type=int, default=-1)
 options.add_argument("--hang-at", type=int, default=-1)
 options.add_argument("--cores", type=int)
+options.add_argument("--together", action="store_true")
 options = options.parse_args()
 
 def measure():
@@ -650,10 +651,13 @@ def measure():
             raise SystemExit("it went wrong")
         if number == options.hang_at:
             time.sleep(60)
+        there = time.monotonic()
+        if options.together:
+            ready()
         begin = time.monotonic()
         time.sleep(0.02)
         print("something else")
-        yield {"number": number, "pid": os.getpid(), "from": begin, "to": time.monotonic(),
+        yield {"number": number, "pid": os.getpid(), "there": there, "from": begin, "to": time.monotonic(),
                "segments": os.environ.get("ESPER_ALLOC_SEGMENTS"),
                "cores": sorted(os.sched_getaffinity(0))}
 
@@ -692,19 +696,24 @@ def test_workers_take_turns_back_and_forth(script: Path) -> None:
             os.kill(found["pid"], 0)
 
 
+def test_workers_set_up_together_and_are_timed_alone(script: Path) -> None:
+    commands = {name: started(script, "--together") for name in "ab"}
+    commands["fails"] = started(script, "--together", "--fail-at", "0")
+    rounds = load("turns").turns(commands, 2, may_fail=True, together=True)
+    for found, order in zip(rounds, ("ab", "ba"), strict=True):
+        assert found.pop("fails")["failed"] == 1
+        first, second = (found[name] for name in order)
+        assert second["there"] < first["from"] < first["to"] <= second["from"]
+
+
 def test_where_workers_may_fail_another_one_goes_on(script: Path) -> None:
-    commands = {"fails": started(script, "--fail-at", "1")}
+    commands = {"fails": started(script, "--fail-at", "1"), "never": started(script, "--unknown")}
     first, second, third = load("turns").turns(commands, 3, may_fail=True)
     assert [first["fails"]["number"], third["fails"]["number"]] == [0, 0]
     assert second["fails"]["failed"] == 1 and "it went wrong" in second["fails"]["why"]
     assert first["fails"]["pid"] != third["fails"]["pid"]
-
-
-def test_workers_that_may_fail_may_not_even_start(script: Path) -> None:
-    commands = {"never": started(script, "--unknown"), "works": started(script)}
-    for found in load("turns").turns(commands, 2, may_fail=True):
+    for found in (first, second):
         assert found["never"]["failed"] == 1 and "--unknown" in found["never"]["why"]
-        assert "failed" not in found["works"]
 
 
 @pytest.mark.slow
@@ -712,11 +721,8 @@ def test_a_worker_that_fails_or_hangs_is_left_out(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     turns = load("turns")
-    commands = {
-        "fails": started(script, "--fail-at", "1"),
-        "hangs": started(script, "--hang-at", "0"),
-        "works": started(script),
-    }
+    how = {"fails": ["--fail-at", "1"], "hangs": ["--hang-at", "0"], "works": []}
+    commands = {name: started(script, *one) for name, one in how.items()}
     rounds = turns.turns(commands, 3, timeout=20)
     assert [sorted(found) for found in rounds] == [["fails", "works"], ["works"], ["works"]]
     printed = capsys.readouterr().out
@@ -734,9 +740,8 @@ def measure_imported() -> dict[str, int]:
 def test_each_measurement_has_a_process_of_its_own() -> None:
     turns = load("turns")
     children = turns.in_children("native", measure_imported, lambda: IMPORTED.append("torch"))
-    assert next(children) == {}
-    first, second = next(children), next(children)
-    assert len({os.getpid(), first["pid"], second["pid"]}) == 3
+    nothing, first, second = next(children), next(children), next(children)
+    assert nothing == {} and len({os.getpid(), first["pid"], second["pid"]}) == 3
     assert first["imported"] == second["imported"] == 1
     with pytest.raises(turns.WorkerFailed, match="a child ended with 3"):
         turns.in_a_child(lambda: os._exit(3))

@@ -144,15 +144,12 @@ def test_the_table_has_what_was_measured(
     readme = import_module("readme")
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
     assert stacks.table(readme.find) == ""
-    cut = {
-        stacks.EXPANDABLE: fine(1.0, "a", "c")
-    }  # a round that ended early: nothing to set beside
+    cut = {stacks.EXPANDABLE: fine(1.0, "a", "c")}  # ended early: nothing to set beside
     rows(stacks, [*geometric(stacks), cut, cut], tmp_path / "stacks.json")
     head, line, row, blank, last = stacks.table(readme.find).splitlines()
     assert head.count("|") == line.count("|") == row.count("|") == 11 and blank == ""
     assert row == (
         "| PyTorch Geometric, `PrefetchLoader` | fails in 2 of 2 | 900; 90 | fails in 2 of 2 "
-        "| 400; 40 | 800; 80 "
-        f"| 0 (0) | 5 | 2 | {readme.find(*FAILS)['run']['commit']} |"
+        f"| 400; 40 | 800; 80 | 0 (0) | 5 | 2 | {readme.find(*FAILS)['run']['commit']} |"
     )
     assert last == "a GPU, torch 2."

@@ -107,14 +107,8 @@ class Looks(Run):
         self.has_read(step.stream, *step.inputs)
         self.do_new(place, step)
 
-    def do_in_place(self, place: int, step: Step) -> None:
-        (variable,) = step.inputs
-        (x,) = self.reads(step.stream, variable)
-        for event in self.storages[variable].read.values():
-            self.machine.wait(step.stream, event)
-        with self.machine.on(step.stream):
-            touch(x, True)
-        self.has_written(step.stream, variable)
+    def write(self, x: torch.Tensor, step: Step) -> None:
+        touch(x, True)
 
     def do_backward(self, place: int, step: Step) -> None:
         (x,) = self.reads(step.stream, *step.inputs)

@@ -281,8 +281,11 @@ class Run:
         for event in self.storages[variable].read.values():
             self.machine.wait(step.stream, event)
         with self.machine.on(step.stream):
-            x.add_(step.number).remainder_(MODULUS)
+            self.write(x, step)
         self.has_written(step.stream, variable)
+
+    def write(self, x: torch.Tensor, step: Step) -> None:
+        x.add_(step.number).remainder_(MODULUS)
 
     def do_check(self, place: int, step: Step) -> None:
         (x,) = self.reads(step.stream, *step.inputs)
