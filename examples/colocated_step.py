@@ -9,9 +9,9 @@
 A step: vLLM answers prompts, the trainer takes a policy gradient step on the answers, and vLLM gets
 the new weights. While one works the other sleeps, so that each has the device's memory. Where both
 are in this process on esper_alloc, one wakes while the other goes to sleep. A trainer that takes
-more memory than vLLM gives back needs --serial, because vLLM asserts that memory got free. The model is a Qwen2 with random weights, and token ids
-stand for text, so nothing is downloaded. Prints the seconds of each phase and the device memory in
-use in it; --json writes them to a file.
+more memory than vLLM gives back needs --serial, because vLLM asserts that memory got free. The
+model is a Qwen2 with random weights, and token ids stand for text, so nothing is downloaded. Prints
+the seconds of each phase and the device memory in use in it; --json writes them to a file.
 
 With --engine-process the engine has a process of its own, as vLLM starts it by default, and gets
 the weights by CUDA IPC.
