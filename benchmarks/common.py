@@ -135,7 +135,8 @@ class Part:
     imports: the job of models.py whose packages are imported before children are forked.
     warm_up: rounds that are measured beside those that were asked for, of which one is measured
         however short the time is.
-    tight, may_fail, together: as turns() in turns.py explains; `measure` is told `ready`.
+    tight, may_fail, together: as turns() in turns.py explains. To set up together, `measure` is
+        given `ready`, and calls it before what it times.
     derive: makes of the rounds what rows are made of.
     conduct: measures the rounds itself, and is called as Command.measure() in run.py.
     """

@@ -121,7 +121,7 @@ class Run:
             output = output.detach().clone()
         self.outputs.append(output)
         if len(self.outputs) == self.untimed:
-            self.now()
+            self.now()  # the device is idle while others are timed
             self.ready()
             self.begin = self.now()
 

@@ -61,8 +61,8 @@ def take_turns(measurements: Iterator[dict[str, Any]], cores: int | None = None)
 
 
 def ready(asked: int = 0) -> None:
-    """Waits until the worker is asked to go on, which has set up beside the others. `asked`: its
-    standard input; a child that has another one has a copy of it."""
+    """Says that this worker has set up, and waits until it is asked to go on. `asked`: the file of
+    its standard input. A forked child has another one, and needs a copy of the worker's."""
     report({})
     os.read(asked, 1)
 
