@@ -26,6 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,20 @@ def before_measure(program: str) -> None:
         llama_classes()
 
 
+def all_ready(ready: Callable[[], object]) -> None:
+    """The first rank calls `ready`, and the others wait until it is over. They wait on the host: a
+    collective that waits keeps a GPU busy on which others are timed."""
+    from torch.distributed import TCPStore
+
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(*where, is_master=False, timeout=timedelta(seconds=10 * PATIENCE_S))
+    if os.environ["RANK"] == "0":
+        ready()
+        store.set("all ready", "")
+    else:
+        store.wait(["all ready"])
+
+
 def measure(
     allocator: str,
     program: str,
@@ -278,8 +293,7 @@ def measure(
     try:
         with context as report:
             run = Run(device, small, control or not on_gpu, steps)
-            if os.environ.get("RANK", "0") == "0":
-                run.ready = ready
+            run.ready = partial(all_ready, ready) if several else ready
             run.seed()
             load(program)(run)
             figures |= run.figures()

@@ -85,8 +85,7 @@ typedef struct esper_sleep_result {
  * contents. After these errors nothing more sleeps than before on any device, and no contents are
  * lost; memory that was free may have gone back. ESPER_DEVICE_ERROR: a driver did not copy memory,
  * or did not take it back. That device has failed, and its memory does not wake.
- *
- * Other threads may put memory of other tags to sleep meanwhile, or wake it. */
+ * On each device one thread puts memory to sleep, or wakes it, at a time. */
 ESPER_API esper_status esper_sleep(esper_core *core, int device, const char *const *tags,
                                    size_t count, esper_keep keep, esper_sleep_result *result);
 
@@ -94,8 +93,7 @@ ESPER_API esper_status esper_sleep(esper_core *core, int device, const char *con
  * left as they are. *woken (may be NULL) becomes the bytes of device memory that came back.
  * ESPER_OUT_OF_MEMORY: there is not enough device memory, or the memory fraction does not allow it.
  * After any error everything on that device still sleeps, and unless the device has failed
- * (ESPER_DEVICE_ERROR) the call can be repeated. Where memory is short, the call first waits for
- * the pages that a sleep in another thread is sending. */
+ * (ESPER_DEVICE_ERROR) the call can be repeated. */
 ESPER_API esper_status esper_wake(esper_core *core, int device, const char *const *tags,
                                   size_t count, size_t *woken);
 

@@ -3,15 +3,12 @@
     python examples/colocated_step.py                # both in this process; needs vllm
     python -m esper_alloc run examples/colocated_step.py --engine-process
     python examples/colocated_step.py --awake        # nobody sleeps: needs memory for both
-    python examples/colocated_step.py --serial       # one wakes after the other has gone to sleep
     python examples/colocated_step.py --native       # vLLM's own sleep mode; the trainer moves
 
 A step: vLLM answers prompts, the trainer takes a policy gradient step on the answers, and vLLM gets
-the new weights. While one works the other sleeps, so that each has the device's memory. Where both
-are in this process on esper_alloc, one wakes while the other goes to sleep. A trainer that takes
-more memory than vLLM gives back needs --serial, because vLLM asserts that memory got free. The
-model is a Qwen2 with random weights, and token ids stand for text, so nothing is downloaded. Prints
-the seconds of each phase and the device memory in use in it; --json writes them to a file.
+the new weights. While one works the other sleeps, so that each has the device's memory. The model
+is a Qwen2 with random weights, and token ids stand for text, so nothing is downloaded. Prints the
+seconds of each phase and the device memory in use in it; --json writes them to a file.
 
 With --engine-process the engine has a process of its own, as vLLM starts it by default, and gets
 the weights by CUDA IPC.
@@ -27,8 +24,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -241,31 +237,14 @@ class Phases:
         self.gib[name] = (total - free) / GIB
 
 
-def take_turns(sleep: Callable[[], None], wake: Callable[[], None], serial: bool) -> None:
-    """One goes to sleep while the other wakes in another thread. Where memory is short, the wake
-    waits for the pages that the sleep gives back, or begins anew after it."""
-    if serial:
-        sleep()
-        wake()
-        return
-    with ThreadPoolExecutor(1) as other:
-        woken = other.submit(wake)
-        sleep()
-        try:
-            woken.result()
-        except torch.OutOfMemoryError:
-            wake()
-
-
-def step(
-    engine: Any, trainer: Any, prompts: list[list[int]], phase: Any, awake: bool, serial: bool
-) -> float:
+def step(engine: Any, trainer: Any, prompts: list[list[int]], phase: Any, awake: bool) -> float:
     """One step; whoever does not work sleeps, unless `awake`. The loss."""
     with phase("rollout"):
         answers = engine.answer(prompts)
     if not awake:
         with phase("engine sleeps, trainer wakes"):
-            take_turns(engine.sleep, trainer.wake, serial)
+            engine.sleep()
+            trainer.wake()
     with phase("training"):
         tokens = torch.tensor([p + a for p, a in zip(prompts, answers)]).cuda()
         rewards = torch.tensor([sum(t % 2 for t in one) / len(one) for one in answers]).cuda()
@@ -278,7 +257,8 @@ def step(
         engine.load(dict(trainer.model.state_dict()))
     if not awake:
         with phase("trainer sleeps, engine wakes"):
-            take_turns(trainer.sleep, lambda: engine.wake("kv_cache"), serial)
+            trainer.sleep()
+            engine.wake("kv_cache")
     return loss
 
 
@@ -295,7 +275,6 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.6, help="of the device's memory for vLLM")
     parser.add_argument("--engine-process", action="store_true")
     parser.add_argument("--awake", action="store_true")
-    parser.add_argument("--serial", action="store_true")
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -326,9 +305,8 @@ def main() -> None:
             engine.wake("kv_cache")
         prompts = torch.randint(3, VOCABULARY, (options.prompts, options.prompt)).tolist()
         losses = []
-        serial = options.serial or options.native or options.engine_process
         for number in range(options.steps):
-            losses.append(step(engine, trainer, prompts, phase, options.awake, serial))
+            losses.append(step(engine, trainer, prompts, phase, options.awake))
             took = sum(one[-1] for one in phase.seconds.values())
             print(f"step {number}: {took:.2f} s, loss {losses[-1]:+.4f}", flush=True)
     later = {name: one[1:] or one for name, one in phase.seconds.items()}  # the first one pins

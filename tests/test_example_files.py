@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import shutil
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -134,11 +133,8 @@ class Side:
         self.said.append(what or "trainer")
 
 
-@pytest.mark.parametrize("serial", [False, True])
 @pytest.mark.parametrize("awake", [False, True])
-def test_a_trainer_and_an_engine_take_turns(
-    awake: bool, serial: bool, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_trainer_and_an_engine_take_turns(awake: bool, monkeypatch: MonkeyPatch) -> None:
     module, said = load("colocated_step.py"), list[str]()
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
     engine, trainer = Side(said), Side(said)
@@ -150,26 +146,10 @@ def test_a_trainer_and_an_engine_take_turns(
         yield
         both.append(engine.awake and trainer.awake)
 
-    assert module.step(engine, trainer, [[1, 2], [3, 4]], phase, awake, serial) == 0.5
+    assert module.step(engine, trainer, [[1, 2], [3, 4]], phase, awake) == 0.5
     assert any(both) == awake
     assert said == (["load"] if awake else ["trainer", "weights", "load", "kv_cache"])
     assert (engine.awake, trainer.awake) == (True, awake)
-
-
-def test_one_wakes_while_the_other_goes_to_sleep() -> None:
-    module, tries = load("colocated_step.py"), list[str]()
-    both = threading.Barrier(2, timeout=60)
-
-    def wake() -> None:
-        tries.append("wake")
-        if len(tries) == 1:
-            both.wait()
-            raise torch.OutOfMemoryError("the other one has not given its memory back")
-
-    module.take_turns(both.wait, wake, serial=False)
-    assert tries == ["wake"] * 2
-    module.take_turns(lambda: tries.append("sleep"), wake, serial=True)
-    assert tries[2:] == ["sleep", "wake"]
 
 
 def test_weights_arrive_as_they_were_sent(monkeypatch: MonkeyPatch) -> None:

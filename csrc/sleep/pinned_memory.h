@@ -1,6 +1,6 @@
 /* pinned_memory.h: pinned host memory, for the bytes that one sleeper keeps. It consists of chunks.
  * It stays after the sleeper's pages woke, because pinning costs more time than copying. Under the
- * sleep lock of its tag. */
+ * device's sleep lock. */
 #ifndef ESPER_PINNED_MEMORY_H
 #define ESPER_PINNED_MEMORY_H
 

@@ -4,13 +4,11 @@
  * everything that was enqueued on every device; free pages go back to the driver; the other pages
  * are chosen and marked as asleep; host memory is obtained; then, batch by batch, what is kept is
  * copied to the host and the pages are unmapped, so that copies and driver calls overlap.
- * Memory of other tags may sleep and wake in other threads meanwhile (sleeper_lock).
  * No device starts copying before all have come that far. Until then an error undoes everything,
  * except that free pages have gone back. A device that then refuses a copy or keeps a page has
  * failed. */
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "../core/base/call.h"
 #include "../core/base/error.h"
@@ -266,11 +264,11 @@ static esper_status sleep_devices(core_t *core, const device_t *only, const bool
     a->choice.keeps = keep == ESPER_KEEP_HOST;
     a->choice.list = sleeper_of;
     a->choice.result = &a->result;
-    sleeper_lock(device, tags);
+    lock(&device->sleep_lock);
   }
   status = attempt_all(core, attempts, count);
   for (int i = 0; i < count; i++) {
-    sleeper_unlock(attempts[i].device, tags);
+    unlock(&attempts[i].device->sleep_lock);
     if (status == ESPER_OK)
       add_result(result, &attempts[i].result);
   }
@@ -301,12 +299,10 @@ esper_status esper_sleep(esper_core *core, int index, const char *const *tags, s
 
 void esper_sleep_trim(esper_core *core)
 {
-  bool all[TAGS];
-  memset(all, true, sizeof all);
   for (int i = 0; i < core->device_count; i++) {
-    sleeper_lock(&core->devices[i], all);
+    lock(&core->devices[i].sleep_lock);
     sleepers_trim(&core->devices[i], false);
-    sleeper_unlock(&core->devices[i], all);
+    unlock(&core->devices[i].sleep_lock);
   }
 }
 

@@ -9,20 +9,6 @@
 #include "../core/order/record.h"
 #include "../core/requests/drain.h"
 
-void sleeper_lock(device_t *device, const bool tags[TAGS])
-{
-  for (int i = 0; i < TAGS; i++)
-    if (tags[i])
-      lock(&device->sleep_locks[i]);
-}
-
-void sleeper_unlock(device_t *device, const bool tags[TAGS])
-{
-  for (int i = 0; i < TAGS; i++)
-    if (tags[i])
-      unlock(&device->sleep_locks[i]);
-}
-
 static void forget_all(device_t *device)
 {
   sleepers_trim(device, true);

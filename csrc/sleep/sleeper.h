@@ -1,5 +1,5 @@
-/* sleeper.h: where the host keeps what one call has put to sleep of one tag. Under the tag's sleep
- * lock. */
+/* sleeper.h: where the host keeps what one call has put to sleep of one tag. Under the device's
+ * sleep lock. */
 #ifndef ESPER_SLEEPER_H
 #define ESPER_SLEEPER_H
 
@@ -18,10 +18,6 @@ static inline sleeper_t *sleeper_with(sleeping_t *list)
   return (sleeper_t *)list;
 }
 
-/* Memory of other tags may go to sleep and wake in other threads meanwhile. */
-void sleeper_lock(device_t *device, const bool tags[TAGS]);
-void sleeper_unlock(device_t *device, const bool tags[TAGS]);
-
 /* An empty sleeper of the tag, as its list. NULL: no host memory. Under the growth lock, too. */
 sleeping_t *sleeper_of(device_t *device, tag_t tag);
 
@@ -29,7 +25,7 @@ sleeping_t *sleeper_of(device_t *device, tag_t tag);
 esper_status sleeper_fit(sleeper_t *sleeper, device_t *device);
 
 /* Frees the pinned memory of all sleepers that keep no bytes, and the sleepers that are empty. With
- * `always`: all sleepers and their pinned memory. Under the sleep locks of all tags. */
+ * `always`: all sleepers and their pinned memory. */
 void sleepers_trim(device_t *device, bool always);
 
 /* Calls `copy` for each piece of a parcel: a parcel may lie in several chunks of pinned memory. */

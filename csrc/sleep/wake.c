@@ -3,10 +3,9 @@
  * Page by page, the large ones first, physical memory is created and mapped where the page was, and
  * its bytes are copied back while the next page is being mapped. The host waits for the last copy,
  * so that every stream may use the memory afterwards: also those that the core has never met, and
- * graphs. If there is too little memory, even after a sleep in another thread has sent its pages,
- * what was mapped is given back, and everything still sleeps: the host keeps its copies until all
- * has woken. A page that one freed block fills stays away, unless the block still owes something or
- * its pool keeps its memory. */
+ * graphs. If there is too little memory, what was mapped is given back, and everything still sleeps:
+ * the host keeps its copies until all has woken. A page that one freed block fills stays away,
+ * unless the block still owes something or its pool keeps its memory. */
 #include "../core/base/call.h"
 #include "../core/memory/failure.h"
 #include "../core/memory/waking.h"
@@ -20,17 +19,11 @@
  * first, and the others are mapped while copies of large ones are still under way. */
 static const size_t WAKES_FIRST = 8 * MIB;
 
-/* At most twice as many bytes are enqueued ahead of the copies: a sleep in another thread waits for
- * all that is enqueued, and need not wait for a whole wake. */
-static const size_t AHEAD = 256 * MIB;
-
 typedef struct wake_up {
   waking_t waking;
   presented_t copier;
-  bool enqueued;  /* copies are under way */
-  size_t ahead;   /* bytes that were enqueued since the record */
-  record_t *last; /* NULL: none yet */
-  bool released;  /* unused memory was given back already, to make room */
+  bool enqueued; /* copies are under way */
+  bool released; /* unused memory was given back already, to make room */
 } wake_up_t;
 
 /* Gives back what nobody uses, once. */
@@ -47,19 +40,6 @@ static esper_status copy_to_device(device_t *device, uintptr_t address, char *ho
                              size);
 }
 
-/* So many more bytes were enqueued: the host waits for all but the last AHEAD to twice AHEAD. */
-static void keep_near(wake_up_t *c, size_t bytes)
-{
-  c->ahead += bytes;
-  if (c->ahead < AHEAD)
-    return;
-  record_t *before = c->last;
-  c->last = stream_record(c->copier);
-  c->ahead = 0;
-  if (before)
-    sleeper_wait_for_copies(c->waking.device, before, true);
-}
-
 static void fill_page(wake_up_t *c, const sleeper_t *s, const sleeping_page_t *page, size_t parcel)
 {
   const page_t *entry = sleeping_page_entry(page);
@@ -71,17 +51,12 @@ static void fill_page(wake_up_t *c, const sleeper_t *s, const sleeping_page_t *p
                                   page_address(page->segment, entry), sleeping_page_size(page)));
   for (size_t i = parcel; i < parcel + page->parcels; i++)
     sleeper_copy(device, s, &s->list.parcels[i], copy_to_device);
-  keep_near(c, sleeping_page_size(page));
 }
 
 static esper_status bring_page(wake_up_t *c, const sleeper_t *s, const sleeping_page_t *page,
                                size_t parcel)
 {
   esper_status status = waking_map(&c->waking, page);
-  if (status == ESPER_OUT_OF_MEMORY) {
-    asleep_wait_for_sending(c->waking.device);
-    status = waking_map(&c->waking, page);
-  }
   if (status == ESPER_OUT_OF_MEMORY && !c->released) {
     release_unused(c);
     status = waking_map(&c->waking, page);
@@ -114,7 +89,6 @@ static esper_status begin(wake_up_t *c)
   status = waking_begin(&c->waking);
   if (status != ESPER_OUT_OF_MEMORY && status != ESPER_REJECTED)
     return status;
-  asleep_wait_for_sending(c->waking.device);
   release_unused(c); /* it may be within the memory fraction afterwards */
   return waking_begin(&c->waking);
 }
@@ -128,8 +102,6 @@ static esper_status wake(wake_up_t *c)
   status = bring_back(c, true);
   if (status == ESPER_OK)
     status = bring_back(c, false);
-  if (c->last)
-    record_drop(c->last);
   if (c->enqueued)
     sleeper_wait_for_copies(device, stream_record(c->copier), RULE(WAKE_BEFORE_USE));
   if (status != ESPER_OK && !device_has_failed(device))
@@ -145,13 +117,13 @@ static esper_status wake_device(device_t *device, const bool tags[TAGS], size_t 
 {
   wake_up_t c = {.waking = {.device = device, .tags = tags}};
   bool any = false;
-  sleeper_lock(device, tags);
+  lock(&device->sleep_lock);
   for (int i = 0; i < TAGS; i++)
-    any |= tags[i] && device->asleep[i]; /* changes only under the tag's sleep lock */
+    any |= tags[i] && device->asleep[i]; /* changes only under the sleep lock */
   esper_status status = failure_check(device);
   if (any && status == ESPER_OK)
     status = wake(&c);
-  sleeper_unlock(device, tags);
+  unlock(&device->sleep_lock);
   if (status == ESPER_OK)
     *woken += c.waking.bytes;
   return status;

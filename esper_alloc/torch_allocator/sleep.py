@@ -167,8 +167,7 @@ def wake(
     """Brings the memory of `tags` back, at the same addresses and with its contents.
 
     Returns the bytes of device memory that came back. Afterwards every stream may use it. Tags
-    that are awake are left as they are. Where memory is short, waits for the pages that a sleep in
-    another thread is sending.
+    that are awake are left as they are. A sleep in another thread ends first.
 
     Args:
         tags: as for :func:`sleep`.

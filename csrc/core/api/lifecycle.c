@@ -29,8 +29,7 @@ static void device_init(core_t *core, int index)
   device_t *device = &core->devices[index];
   device->core = core;
   device->index = index;
-  for (int i = 0; i < TAGS; i++)
-    mutex_init(&device->sleep_locks[i], LOCK_SLEEP);
+  mutex_init(&device->sleep_lock, LOCK_SLEEP);
   mutex_init(&device->sending_lock, LOCK_SENDING);
   mutex_init(&device->sync_lock, LOCK_SYNC);
   mutex_init(&device->growth_lock, LOCK_GROWTH);

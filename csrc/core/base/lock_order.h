@@ -2,9 +2,9 @@
  *
  * Every lock has a rank. A thread takes locks in rising order, and calls the driver only while it
  * holds none from LOCK_DEVICE on. It may hold several sleep locks, taken in the order of the
- * devices and their tags, which nothing checks. Only the lock of tag.c has no rank: a thread that
- * holds it takes no other. A build with -DESPER_LOCK_ORDER checks the rest, and aborts with a
- * message that names what went wrong. Debug and sanitizer builds do that. */
+ * devices, which nothing checks. Only the lock of tag.c has no rank: a thread that holds it takes
+ * no other. A build with -DESPER_LOCK_ORDER checks the rest, and aborts with a message that names
+ * what went wrong. Debug and sanitizer builds do that. */
 #ifndef ESPER_LOCK_ORDER_H
 #define ESPER_LOCK_ORDER_H
 
@@ -12,7 +12,7 @@
 #define LOCK_RANKS(R)                                                \
   R(UNRANKED, "a lock without a rank")                               \
   R(CONFIG, "the configuration lock")                                \
-  R(SLEEP, "a tag's sleep lock")                                     \
+  R(SLEEP, "a device's sleep lock")                                  \
   R(SENDING, "a device's sending lock")                              \
   R(SYNC, "a device's sync lock")                                    \
   R(GROWTH, "a device's growth lock")                                \

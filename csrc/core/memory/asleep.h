@@ -26,9 +26,8 @@ typedef struct sleeping_page {
   bool unneeded;  /* one freed block fills it, and it need not wake */
 } sleeping_page_t;
 
-/* What one call has put to sleep of one tag; under the tag's sleep lock. A device's list of these
- * grows under the growth lock, and shrinks under all sleep locks; it changes under the device's
- * lock, too, so that statistics need not wait for a sleep to end. */
+/* What one call has put to sleep of one tag; under the sleep lock. A device's list of these changes
+ * under the device's lock, too, so that statistics need not wait for a sleep to end. */
 typedef struct sleeping {
   tag_t tag;
   sleeping_page_t *pages;

@@ -16,7 +16,7 @@ typedef struct choice {
 
 /* Marks as asleep each page of these tags that can go, and adds it and what is to be kept of it to
  * the list of its tag. Free blocks on these pages serve nothing any more. ESPER_HOST_MEMORY: some
- * pages were marked, and the caller undoes that. Under the tags' sleep locks, not the device's. */
+ * pages were marked, and the caller undoes that. Under the sleep lock, not the device's. */
 esper_status choose_pages(choice_t *choice);
 
 #endif

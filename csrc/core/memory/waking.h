@@ -1,5 +1,5 @@
 /* waking.h: how pages that sleep wake: which of them must, mapping one, and undoing that. Without
- * the lock, under the sleep locks of the tags. */
+ * the lock, under the device's sleep lock. */
 #ifndef ESPER_WAKING_H
 #define ESPER_WAKING_H
 

@@ -34,7 +34,7 @@ struct device {
 
   credit_t credit;
 
-  mutex_t sleep_locks[TAGS]; /* one thread puts memory of a tag to sleep or wakes it at a time */
+  mutex_t sleep_lock;        /* one thread puts memory to sleep or wakes it at a time */
   mutex_t sending_lock;      /* held while pages go to sleep one after the other */
   struct sleeping *sleeping; /* what sleeps; see asleep.h */
   void (*forget_sleeping)(struct device *); /* frees that list; NULL: nothing ever slept */

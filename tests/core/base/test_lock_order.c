@@ -101,7 +101,7 @@ TEST(a_violation_aborts_and_names_the_locks)
   for (violation = VIOLATIONS; violation < VIOLATIONS + 4; violation++)
     CHECK_EQ(check_aborts(violate, violation->said), CHECKED);
   CHECK_EQ(check_aborts(sleep_under_device,
-                        "a tag's sleep lock while the thread holds a device's lock"),
+                        "a device's sleep lock while the thread holds a device's lock"),
            CHECKED);
   CHECK_EQ(check_aborts(lock_without_a_rank, "a lock without a rank"), CHECKED);
   CHECK_EQ(check_aborts(release_what_is_not_held, "released that the thread does not hold"),

@@ -60,10 +60,10 @@ SCENE(a_list_of_pages_needs_host_memory)
   device_t *device = &w.core->devices[0];
   choice_t choice = {
       .device = device, .tags = tags, .keeps = true, .list = sleeper_of, .result = &result};
-  sleeper_lock(device, tags);
+  lock(&device->sleep_lock);
   for (long calls = 0; calls < 2; calls++) /* the list of pages, that of parcels */
     CHECK_STATUS(WITH_MALLOCS(calls, choose_pages(&choice)), ESPER_HOST_MEMORY);
-  sleeper_unlock(device, tags);
+  unlock(&device->sleep_lock);
   world_check(&w);
   sleep_all_of("weights");
   wake("weights");

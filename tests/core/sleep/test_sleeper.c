@@ -5,9 +5,7 @@ SCENE(a_sleeper_is_reused_once_it_is_empty)
 {
   get(4, r);
   device_t *device = &w.core->devices[0];
-  bool all[TAGS];
-  memset(all, true, sizeof all);
-  sleeper_lock(device, all);
+  lock(&device->sleep_lock);
   lock(&device->growth_lock);
   sleeping_t *first = sleeper_of(device, 3);
   CHECK(first && first == sleeper_of(device, 3));
@@ -23,7 +21,7 @@ SCENE(a_sleeper_is_reused_once_it_is_empty)
   unlock(&device->growth_lock);
   sleepers_trim(device, false);
   CHECK(!device->sleeping);
-  sleeper_unlock(device, all);
+  unlock(&device->sleep_lock);
 }
 
 static size_t pieces_seen;

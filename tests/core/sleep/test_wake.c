@@ -97,26 +97,6 @@ TEST(whatever_the_driver_refuses_nothing_is_lost)
   }
 }
 
-static uint64_t waits_so_far;
-
-SIM_HOOK(count_waits)
-{
-  waits_so_far = calls(SIM_CALL_event_synchronize);
-}
-
-SCENE_WITH(copies_of_a_large_wake_are_not_enqueued_all_at_once,
-           begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1}, NULL))
-{
-  void *p = used_as("weights", 1200 * MIB, r);
-  sleep_all_of("weights");
-  uint64_t before = calls(SIM_CALL_event_synchronize);
-  sim_after_call(w.s, SIM_CALL_copy_to_device, count_waits, NULL);
-  wake("weights");
-  CHECK_EQ(waits_so_far - before, 3); /* before the last copy */
-  CHECK_EQ(calls(SIM_CALL_event_synchronize) - before, 4);
-  world_kernel(&w, s, p);
-}
-
 SCENE(waking_what_is_awake_does_nothing)
 {
   used_as("weights", 4 * MIB, r);

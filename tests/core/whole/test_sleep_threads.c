@@ -195,89 +195,26 @@ SCENE_WITH(nobody_else_waits_while_memory_is_copied_back,
   CHECK(looked > 1);
 }
 
-/* ---- other tags sleep and wake meanwhile ----------------------------------- */
+/* ---- a sleep gives pages to who waits for them ------------------------------ */
 
 static bool met;
+static pthread_t waker;
 
-static void wake_other(void *context)
+static void *wake_other(void *context)
 {
-  (void)context;
   wake("other");
+  return context;
 }
 
-static void send_other(void *context)
-{
-  (void)context;
-  sleep_all_of("other");
-}
-
-SIM_HOOK(meet)
-{
-  if (!met)
-    check_on_another_thread(context, NULL); /* it ends */
-  met = true;
-}
-
-SCENE_WITH(a_tag_wakes_while_another_goes_to_sleep,
-           begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1}, NULL))
-{
-  void *p = used_as("one", 90 * MIB, r), *q = used_as("other", 90 * MIB, r);
-  met = false;
-  sleep_all_of("other");
-  sim_after_call(w.s, SIM_CALL_copy_to_host, meet, wake_other);
-  sleep_all_of("one");
-  CHECK(met);
-  world_kernel(&w, s, q);
-  wake("one");
-  world_kernel(&w, s, p);
-  world_check(&w);
-}
-
-SCENE_WITH(a_tag_goes_to_sleep_while_another_wakes,
-           begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1}, NULL))
-{
-  void *p = used_as("one", 90 * MIB, r), *q = used_as("other", 90 * MIB, r);
-  met = false;
-  sleep_all_of("one");
-  sim_after_call(w.s, SIM_CALL_copy_to_device, meet, send_other);
-  wake("one");
-  CHECK(met);
-  world_kernel(&w, s, p);
-  sim_after_call(w.s, SIM_CALL_copy_to_device, NULL, NULL);
-  wake("other");
-  world_kernel(&w, s, q);
-  world_check(&w);
-}
-
-static atomic_bool refused;
-static pthread_t sleeper, waker;
-
-static void *wake_now(void *context)
-{
-  wake_other(context);
-  return NULL;
-}
-
-/* Five pages fit beside what is awake. */
-SIM_HOOK(count_pages)
-{
-  static _Thread_local int created;
-  if (!pthread_equal(pthread_self(), sleeper) && ++created == 6)
-    atomic_store(&refused, true);
-}
-
-/* The first copy is over only when the waker has found that its sixth page does not fit. */
 SIM_HOOK(start_waker)
 {
-  if (met)
-    return;
+  if (!met)
+    CHECK(!pthread_create(&waker, NULL, wake_other, NULL));
   met = true;
-  CHECK(!pthread_create(&waker, NULL, wake_now, NULL));
-  while (!atomic_load(&refused))
-    ;
 }
 
-SCENE_WITH(a_wake_waits_for_the_pages_that_a_sleep_sends,
+/* Both are too large to be awake together. */
+SCENE_WITH(a_wake_waits_for_the_end_of_a_sleep,
            begin_on((sim_options){WHEN_TOLD, .virtual_memory = 1, .capacity = 100 * MIB},
                     &(esper_config){.large_segment_size = 4 * MIB}))
 {
@@ -285,9 +222,6 @@ SCENE_WITH(a_wake_waits_for_the_pages_that_a_sleep_sends,
   sleep_all_of("other");
   used_as("one", 80 * MIB, r);
   met = false;
-  sleeper = pthread_self();
-  atomic_store(&refused, false);
-  sim_after_call(w.s, SIM_CALL_page_create, count_pages, NULL);
   sim_after_call(w.s, SIM_CALL_copy_to_host, start_waker, NULL);
   sleep_all_of("one");
   pthread_join(waker, NULL);
