@@ -216,8 +216,8 @@ def about(device: str, ranks: int) -> dict[str, Any]:
 
     none = {"gpu": "none", "driver": "none", "torch": torch.__version__}
     found = machine() if device == "cuda" else none
-    if ranks > 1 and shares_a_gpu():
-        found["gpu"] = f"{ranks} ranks on one {found['gpu']}"
+    if ranks > 1:
+        found["gpu"] = f"{ranks} {'ranks on one' if shares_a_gpu() else 'x'} {found['gpu']}"
     return {**found, "libraries": versions()}
 
 

@@ -85,7 +85,9 @@ typedef struct esper_sleep_result {
  * contents. After these errors nothing more sleeps than before on any device, and no contents are
  * lost; memory that was free may have gone back. ESPER_DEVICE_ERROR: a driver did not copy memory,
  * or did not take it back. That device has failed, and its memory does not wake.
- * On each device one thread puts memory to sleep, or wakes it, at a time. */
+ *
+ * On each device one thread at a time puts memory to sleep or wakes it. Another waits, without a
+ * limit, until that has ended. */
 ESPER_API esper_status esper_sleep(esper_core *core, int device, const char *const *tags,
                                    size_t count, esper_keep keep, esper_sleep_result *result);
 

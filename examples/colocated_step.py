@@ -33,7 +33,9 @@ import torch
 import esper_alloc
 
 GIB = 2**30
-BUCKET = GIB // 2
+#: Bytes of weights at a time. Large tensors have large pages, and the driver takes milliseconds to
+#: share one with another process.
+BUCKET = 4 * GIB
 VOCABULARY = 32_000
 #: Of Qwen2: width, width of the MLP, layers, heads, heads of keys and values.
 SHAPES = {

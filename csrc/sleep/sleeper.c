@@ -86,9 +86,7 @@ void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait)
 
 esper_status sleeper_stream(device_t *device, presented_t *copier)
 {
-  lock(&device->growth_lock);
   esper_status status = device->copier ? ESPER_OK : stream_create_own(device, &device->copier);
-  unlock(&device->growth_lock);
   if (status == ESPER_OK)
     *copier = stream_presented(device->copier, device->copier->handle);
   return status;

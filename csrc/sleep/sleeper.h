@@ -18,7 +18,7 @@ static inline sleeper_t *sleeper_with(sleeping_t *list)
   return (sleeper_t *)list;
 }
 
-/* An empty sleeper of the tag, as its list. NULL: no host memory. Under the growth lock, too. */
+/* An empty sleeper of the tag, as its list. NULL: no host memory. */
 sleeping_t *sleeper_of(device_t *device, tag_t tag);
 
 /* Makes the pinned memory as large as what is kept. */
@@ -37,7 +37,7 @@ void sleeper_copy(device_t *device, const sleeper_t *sleeper, const parcel_t *pa
  * device. A device that cannot be waited for has failed. */
 void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait);
 
-/* The core's own stream for copies, as presented. Takes the growth lock. */
+/* The core's own stream for copies, as presented. */
 esper_status sleeper_stream(device_t *device, presented_t *copier);
 
 /* Finds the tags of these names; `names` NULL: all that there are now. */

@@ -15,8 +15,8 @@
 #include "../esper_sleep.h"
 #include "sleeper.h"
 
-/* Mapping a page takes as long as copying 3 MiB, whatever the page's size. So large pages wake
- * first, and the others are mapped while copies of large ones are still under way. */
+/* Mapping a page of at most 32 MiB takes as long as copying 3 MiB, whatever its size. So large pages
+ * wake first, and the others are mapped while copies of large ones are still under way. */
 static const size_t WAKES_FIRST = 8 * MIB;
 
 typedef struct wake_up {
@@ -71,7 +71,7 @@ static esper_status bring_back(wake_up_t *c, bool large)
 {
   esper_status status = ESPER_OK;
   const waking_t *w = &c->waking;
-  for (sleeping_t *list = w->first; list; list = list->next_waking)
+  for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
     for (size_t i = 0, parcel = 0; i < list->page_count && status == ESPER_OK; i++) {
       const sleeping_page_t *page = &list->pages[i];
       if (!page->unneeded && (sleeping_page_size(page) >= WAKES_FIRST) == large)

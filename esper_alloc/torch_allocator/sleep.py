@@ -110,8 +110,8 @@ def sleep(
     Waits for everything that was enqueued before. Until :func:`wake`, tensors in that memory must
     not be used, graphs that use it must not be replayed, and nothing is allocated under these
     tags; freeing is allowed. What cannot go stays usable and is named in the result: all memory,
-    where :func:`enable` did nothing. Other threads may put other tags to sleep meanwhile, or wake
-    them.
+    where :func:`enable` did nothing. On each device one thread at a time puts memory to sleep or
+    wakes it.
 
     Args:
         tags: a name, or several; ``""`` is memory without a tag. None: all memory.
@@ -167,7 +167,8 @@ def wake(
     """Brings the memory of `tags` back, at the same addresses and with its contents.
 
     Returns the bytes of device memory that came back. Afterwards every stream may use it. Tags
-    that are awake are left as they are. A sleep in another thread ends first.
+    that are awake are left as they are. Waits for a
+    sleep in another thread to end.
 
     Args:
         tags: as for :func:`sleep`.

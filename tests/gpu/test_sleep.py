@@ -38,8 +38,8 @@ def test_two_devices_sleep_and_are_peers_again() -> None:
     assert min(found["given_back"]) >= found["least"]
 
 
-def test_one_tag_wakes_while_another_goes_to_sleep() -> None:
-    assert run_program("sleep", "side_by_side")["wrong"] == 0
+def test_tags_sleep_and_wake_in_two_threads() -> None:
+    assert run_program("sleep", "two_threads")["wrong"] == 0
 
 
 def test_two_processes_take_turns(tmp_path: Path) -> None:

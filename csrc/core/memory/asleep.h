@@ -37,7 +37,6 @@ typedef struct sleeping {
   size_t kept;        /* bytes of all parcels */
   atomic_size_t host; /* bytes of host memory for them; statistics read it meanwhile */
   struct sleeping *next;
-  struct sleeping *next_waking; /* of those that one call wakes */
 } sleeping_t;
 
 static inline page_t *sleeping_page_entry(const sleeping_page_t *page)
@@ -63,13 +62,6 @@ void asleep_allow(device_t *device, const bool tags[TAGS], const bool before[TAG
 /* The memory of pages that sleep goes back to the driver. Returns the bytes; ends early on a device
  * that fails. */
 size_t asleep_unmap(device_t *device, const sleeping_page_t *pages, size_t count);
-
-/* Waits until a sleep in another thread, if one is sending pages, has sent them. */
-static inline void asleep_wait_for_sending(device_t *device)
-{
-  lock(&device->sending_lock);
-  unlock(&device->sending_lock);
-}
 
 /* The pages are awake again, because the sleep ended before any of them was unmapped. */
 void asleep_stay_awake(device_t *device, sleeping_t *sleeping);

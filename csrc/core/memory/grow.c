@@ -19,11 +19,11 @@
 #include "slack.h"
 #include "stitch.h"
 
-/* A page costs the same up to LARGE_PAGE, whatever its size; a larger one costs as much as several.
- * While memory is short, a page is at most TIGHT_PAGE large, and at most 1/PAGES of the request.
- * But a request gets at most MOST_PAGES, unless those would be larger than HUGE_PAGE. */
+/* A page costs the same up to LARGE_PAGE, whatever its size; a larger one costs as much as several,
+ * so only huge requests have those: about MANY_PAGES, of at most HUGE_PAGE. While memory is short, a
+ * page is at most TIGHT_PAGE large, and at most 1/PAGES of the request. */
 enum { LARGE_PAGE = 32 << 20, TIGHT_PAGE = 8 << 20, HUGE_PAGE = 128 << 20 };
-enum { PAGES = 5, MOST_PAGES = 32 };
+enum { PAGES = 5, MANY_PAGES = 32 };
 
 /* Inside this file: no hole of the heap is large enough. Not an error; grow() handles it. */
 #define NO_HOLE ESPER_NOT_READY
@@ -129,12 +129,10 @@ static size_t new_page_size(const growth_t *g, size_t created)
     return granule;
   if (!size && !slack_is_for(g->heap->pool))
     size = g->size;
-  else if (!size) {
-    size_t usual =
-        memory_is_plentiful(g->device, created) ? LARGE_PAGE : least(g->size / PAGES, TIGHT_PAGE);
-    size = least(g->size / MOST_PAGES, HUGE_PAGE);
-    size = size > usual ? size : usual;
-  }
+  else if (!size && !memory_is_plentiful(g->device, created))
+    size = least(g->size / PAGES, TIGHT_PAGE);
+  else if (!size)
+    size = g->size / MANY_PAGES > LARGE_PAGE ? least(g->size / MANY_PAGES, HUGE_PAGE) : LARGE_PAGE;
   return size > granule ? size / granule * granule : granule;
 }
 

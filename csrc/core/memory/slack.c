@@ -4,7 +4,7 @@
 #include "segment.h"
 
 /* MANY_MOVES pages move before new ones are created instead, until 1/SLACK_SHARE of the peak is
- * slack. Small programs may have more: two pages of the largest size, or 1/LITTLE_SHARE of the
+ * slack. Small programs may have more: two large pages, or 1/LITTLE_SHARE of the
  * device if that is less. */
 enum { MANY_MOVES = 256, SLACK_SHARE = 25, TWO_PAGES = 64 << 20, LITTLE_SHARE = 256 };
 

@@ -10,17 +10,6 @@
 
 /* ---- before ------------------------------------------------------------ */
 
-static void find_lists(waking_t *w)
-{
-  sleeping_t **link = &w->first;
-  for (sleeping_t *list = w->device->sleeping; list; list = list->next)
-    if (w->tags[list->tag] && list->page_count) {
-      *link = list;
-      link = &list->next_waking;
-    }
-  *link = NULL;
-}
-
 /* Two splits may be needed to cut the page out of its block. */
 static bool take_spares(waking_t *w)
 {
@@ -61,8 +50,7 @@ esper_status waking_begin(waking_t *w)
   w->bytes = 0;
   stream_retire_all(w->device->core); /* so that what is over is known to be */
   lock(&w->device->lock);
-  find_lists(w);
-  for (sleeping_t *list = w->first; list; list = list->next_waking)
+  for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
     for (size_t i = 0; i < list->page_count; i++) {
       sleeping_page_t *page = &list->pages[i];
       page->unneeded =
@@ -98,7 +86,7 @@ esper_status waking_map(const waking_t *w, const sleeping_page_t *page)
 
 void waking_undo(const waking_t *w)
 {
-  for (sleeping_t *list = w->first; list; list = list->next_waking)
+  for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
     for (size_t i = 0; i < list->page_count; i++)
       if (!sleeping_page_entry(&list->pages[i])->absent)
         asleep_unmap(w->device, &list->pages[i], 1);
@@ -115,7 +103,7 @@ static void note_awake(const waking_t *w)
       device->asleep[i] = false;
       atomic_fetch_sub(&device->core->asleep, 1);
     }
-  for (sleeping_t *list = w->first; list; list = list->next_waking)
+  for (sleeping_t *list = waking_first(w); list; list = waking_next(w, list))
     for (size_t i = 0; i < list->page_count; i++)
       if (!list->pages[i].unneeded)
         sleeping_page_wakes(&list->pages[i]);
@@ -133,6 +121,6 @@ void waking_end(waking_t *w, bool done)
     note_awake(w);
   unlock(&w->device->lock);
   unlock(&w->device->growth_lock);
-  for (sleeping_t *list = w->first; done && list; list = list->next_waking)
+  for (sleeping_t *list = waking_first(w); done && list; list = waking_next(w, list))
     sleeping_clear(list);
 }

@@ -8,13 +8,26 @@
 typedef struct waking {
   device_t *device;
   const bool *tags;
-  sleeping_t *first; /* the lists that have pages of these tags, linked by next_waking */
-  void *spares;      /* blocks for the splits when the wake ends, linked by their first word */
-  size_t bytes;      /* of the pages that come back */
+  void *spares; /* blocks for the splits when the wake ends, linked by their first word */
+  size_t bytes; /* of the pages that come back */
 } waking_t;
 
-/* Finds the lists, and the pages that need not come back, because one freed block that owes nothing
- * fills them. ESPER_OUT_OF_MEMORY, ESPER_REJECTED: the others would pass a limit of the device. */
+/* The lists of these tags, one after the other. */
+static inline sleeping_t *waking_next(const waking_t *w, const sleeping_t *list)
+{
+  sleeping_t *next = list ? list->next : w->device->sleeping;
+  while (next && !w->tags[next->tag])
+    next = next->next;
+  return next;
+}
+
+static inline sleeping_t *waking_first(const waking_t *w)
+{
+  return waking_next(w, NULL);
+}
+
+/* Finds the pages that need not come back, because one freed block that owes nothing fills them.
+ * ESPER_OUT_OF_MEMORY, ESPER_REJECTED: the others would pass a limit of the device. */
 esper_status waking_begin(waking_t *w);
 
 /* Maps new memory where the page was. ESPER_OUT_OF_MEMORY, ESPER_REJECTED: as waking_begin, or the

@@ -38,7 +38,7 @@ struct device {
   mutex_t sending_lock;      /* held while pages go to sleep one after the other */
   struct sleeping *sleeping; /* what sleeps; see asleep.h */
   void (*forget_sleeping)(struct device *); /* frees that list; NULL: nothing ever slept */
-  stream_t *copier; /* the core's own stream for copies; made under the growth lock */
+  stream_t *copier; /* the core's own stream for copies; under the sleep lock */
 
   ON_ITS_OWN_LINE mutex_t sync_lock; /* one thread synchronises the device at a time */
   mutex_t growth_lock;               /* memory comes, moves and goes in one thread at a time: this

@@ -208,9 +208,11 @@ esper_status drain_without_embedder(const request_t *q, unsigned how)
   return w.status;
 }
 
-static void wait_for_sending(void *device)
+static void wait_for_sending(void *argument)
 {
-  asleep_wait_for_sending(device);
+  device_t *device = argument;
+  lock(&device->sending_lock);
+  unlock(&device->sending_lock);
 }
 
 void wait_for_sleep_without_embedder(const request_t *q)

@@ -6,7 +6,6 @@ SCENE(a_sleeper_is_reused_once_it_is_empty)
   get(4, r);
   device_t *device = &w.core->devices[0];
   lock(&device->sleep_lock);
-  lock(&device->growth_lock);
   sleeping_t *first = sleeper_of(device, 3);
   CHECK(first && first == sleeper_of(device, 3));
   sleeping_t *other = sleeper_of(device, 4);
@@ -18,7 +17,6 @@ SCENE(a_sleeper_is_reused_once_it_is_empty)
   CHECK(second && second != first);
   sleeping_clear(first);
   CHECK_EQ(first->page_count, 0);
-  unlock(&device->growth_lock);
   sleepers_trim(device, false);
   CHECK(!device->sleeping);
   unlock(&device->sleep_lock);

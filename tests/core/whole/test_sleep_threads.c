@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <unistd.h>
 
 #include "sleep/sleep_world.h"
 
@@ -208,9 +209,11 @@ static void *wake_other(void *context)
 
 SIM_HOOK(start_waker)
 {
-  if (!met)
-    CHECK(!pthread_create(&waker, NULL, wake_other, NULL));
+  if (met)
+    return;
   met = true;
+  CHECK(!pthread_create(&waker, NULL, wake_other, NULL));
+  usleep(100000); /* if it does not wait, it goes wrong in this time */
 }
 
 /* Both are too large to be awake together. */

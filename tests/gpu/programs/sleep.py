@@ -137,8 +137,8 @@ def two_devices() -> None:
     report(wrong=wrong, given_back=given_back, least=2 * sum(sizes))
 
 
-def side_by_side() -> None:
-    """One tag goes to sleep while the other wakes in another thread: where there is room for both,
+def two_threads() -> None:
+    """One tag goes to sleep, and another thread wakes the other one: where there is room for both,
     and then where there is not."""
     awake, asleep = names = ("one", "two")
     numbers = {"one": range(8), "two": range(8, 16)}
@@ -158,7 +158,7 @@ def side_by_side() -> None:
             wrong += len(esper_alloc.sleep(awake).stays)
             try:
                 woken.result()
-            except torch.OutOfMemoryError:  # before the sleep sent pages
+            except torch.OutOfMemoryError:  # it came before the sleep
                 failed += 1
                 esper_alloc.wake(asleep)
             awake, asleep = asleep, awake
@@ -221,6 +221,6 @@ if __name__ == "__main__":
         "graphs": graphs,
         "training": training,
         "two_devices": two_devices,
-        "side_by_side": side_by_side,
+        "two_threads": two_threads,
         "turns": turns,
     }[sys.argv[1]](*sys.argv[2:])
