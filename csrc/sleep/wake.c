@@ -3,9 +3,9 @@
  * Page by page, the large ones first, physical memory is created and mapped where the page was, and
  * its bytes are copied back while the next page is being mapped. The host waits for the last copy,
  * so that every stream may use the memory afterwards: also those that the core has never met, and
- * graphs. If there is too little memory, what was mapped is given back, and everything still sleeps:
- * the host keeps its copies until all has woken. A page that one freed block fills stays away,
- * unless the block still owes something or its pool keeps its memory. */
+ * graphs. If there is too little memory, what was mapped is given back, and everything still
+ * sleeps: the host keeps its copies until all has woken. A page that one freed block fills stays
+ * away, unless the block still owes something or its pool keeps its memory. */
 #include "../core/base/call.h"
 #include "../core/memory/failure.h"
 #include "../core/memory/waking.h"
@@ -15,8 +15,8 @@
 #include "../esper_sleep.h"
 #include "sleeper.h"
 
-/* Mapping a page of at most 32 MiB takes as long as copying 3 MiB, whatever its size. So large pages
- * wake first, and the others are mapped while copies of large ones are still under way. */
+/* Mapping a page of at most 32 MiB takes as long as copying 3 MiB, whatever its size. So large
+ * pages wake first, and the others are mapped while copies of large ones are still under way. */
 static const size_t WAKES_FIRST = 8 * MIB;
 
 typedef struct wake_up {

@@ -20,8 +20,8 @@
 #include "stitch.h"
 
 /* A page costs the same up to LARGE_PAGE, whatever its size; a larger one costs as much as several,
- * so only huge requests have those: about MANY_PAGES, of at most HUGE_PAGE. While memory is short, a
- * page is at most TIGHT_PAGE large, and at most 1/PAGES of the request. */
+ * so only huge requests have those: about MANY_PAGES, of at most HUGE_PAGE. While memory is short,
+ * a page is at most TIGHT_PAGE large, and at most 1/PAGES of the request. */
 enum { LARGE_PAGE = 32 << 20, TIGHT_PAGE = 8 << 20, HUGE_PAGE = 128 << 20 };
 enum { PAGES = 5, MANY_PAGES = 32 };
 
