@@ -4,8 +4,8 @@
 #include "segment.h"
 
 /* MANY_MOVES pages move before new ones are created instead, until 1/SLACK_SHARE of the peak is
- * slack. Small programs may have more: two large pages, or 1/LITTLE_SHARE of the
- * device if that is less. */
+ * slack. Small programs may have more: two large pages, or 1/LITTLE_SHARE of the device if that is
+ * less. */
 enum { MANY_MOVES = 256, SLACK_SHARE = 25, TWO_PAGES = 64 << 20, LITTLE_SHARE = 256 };
 
 bool slack_is_for(const pool_t *pool)

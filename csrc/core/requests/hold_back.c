@@ -5,7 +5,6 @@
 #include "../blocks/block.h"
 #include "../blocks/trace.h"
 #include "../blocks/use.h"
-#include "../memory/asleep.h"
 #include "../order/capturing.h"
 #include "../order/host_wait.h"
 #include "../order/record.h"

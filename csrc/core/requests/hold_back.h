@@ -26,7 +26,7 @@ unsigned most_waits(const request_t *q);
 
 /* drain_device, while the embedder's locks (Python's, for one) are released. */
 esper_status drain_without_embedder(const request_t *q, unsigned how);
-/* Until a sleep in another thread, if one is sending pages, has sent them; the same way. */
+/* Waits, the same way, until a sleep in another thread has sent its pages. */
 void wait_for_sleep_without_embedder(const request_t *q);
 
 /* Bytes that may be pending in a heap, before they are raised. SIZE_MAX: there is no limit. */

@@ -196,7 +196,7 @@ SCENE_WITH(nobody_else_waits_while_memory_is_copied_back,
   CHECK(looked > 1);
 }
 
-/* ---- a sleep gives pages to who waits for them ------------------------------ */
+/* ---- others wait for the memory that a sleep gives back --------------------- */
 
 static bool met;
 static pthread_t waker;
