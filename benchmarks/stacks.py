@@ -278,7 +278,10 @@ def measure(
         launch.append(str(PROGRAMS[program].ranks))
         os.execv(sys.executable, [sys.executable, *launch, *sys.argv])
     from measuring import memory_figures, use_allocator, use_gpu_of_rank
+    from turns import end_with
 
+    if several:
+        end_with(os.getppid())  # torchrun ends after its ranks, and is stopped if one hangs
     on_gpu = device == "cuda"
     context: Any = contextlib.nullcontext()
     if on_gpu:

@@ -35,6 +35,8 @@ WorkerFailed, report, reported = workers.WorkerFailed, workers.report, workers.r
 
 #: What one process at a time needs at most: its threads and the driver's.
 CORES = 4
+#: Seconds for a worker that has reported to end by itself, with all that it started.
+LEAVES_S = 10.0
 
 
 def stay_on(cores: int) -> None:
@@ -161,14 +163,17 @@ class Worker:
         code = self._process.wait()
         raise WorkerFailed(f"exit status {code}", "".join(printed) + self._errors.read())
 
-    def end(self) -> None:
-        """Ends the process, whatever it does."""
+    def end(self, patience: float = 0.0) -> None:
+        """Ends the process, whatever it does after `patience` s, in which nobody asks it."""
+        assert self._process.stdin and self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            assert stream
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        self._process.stdout.close()
+        self._errors.close()
 
 
 def turns(
@@ -270,8 +275,8 @@ def turns(
                 found = over[name] if name in over else measure(name)
                 took = time.monotonic() - start
                 longest = max(longest, took)
-                if fresh:
-                    started[name].end()
+                if fresh:  # while a process gives its memory back, the driver serves others late
+                    started[name].end(LEAVES_S)
                 if took > 1:
                     print(f"round {number + 1}: {name}: took {took:.1f} s", flush=True)
                 if found is not None:

@@ -706,6 +706,27 @@ def test_workers_set_up_together_and_are_timed_alone(script: Path) -> None:
         assert second["there"] < first["from"] < first["to"] <= second["from"]
 
 
+LEAVES = """
+import sys, time
+from common import workers
+
+workers.report({"begin": time.monotonic()})
+time.sleep(0.3)  # gives much memory back
+with open(sys.argv[1], "a") as file:
+    print(time.monotonic(), file=file)
+"""
+
+
+def test_a_fresh_worker_is_gone_before_the_next_begins(script: Path) -> None:
+    script.write_text(LEAVES)
+    left = script.with_suffix(".txt")
+    commands = {name: started(script, str(left)) for name in "ab"}
+    first, second = load("turns").turns(commands, 2, fresh=True)
+    begun = [found["begin"] for found in (first["a"], first["b"], second["b"], second["a"])]
+    ended = [float(line) for line in left.read_text().split()]
+    assert len(ended) == 4 and all(before < after for before, after in zip(ended, begun[1:]))
+
+
 def test_where_workers_may_fail_another_one_goes_on(script: Path) -> None:
     commands = {"fails": started(script, "--fail-at", "1"), "never": started(script, "--unknown")}
     first, second, third = load("turns").turns(commands, 3, may_fail=True)
