@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from processes import ROOT, output_of
@@ -112,6 +112,7 @@ class Side:
 
     def __init__(self, said: list[str]) -> None:
         self.said, self.awake, self.model = said, False, torch.nn.Linear(2, 2)
+        self.room = False
 
     def answer(self, prompts: list[list[int]]) -> list[list[int]]:
         assert self.awake
@@ -125,8 +126,12 @@ class Side:
         assert weights.keys() == {"weight", "bias"}
         self.said.append("load")
 
+    def fits(self) -> bool:
+        return self.room
+
     def sleep(self) -> None:
         self.awake = False
+        self.said.append("sleeps")
 
     def wake(self, what: str = "") -> None:
         self.awake = what != "weights"
@@ -134,11 +139,14 @@ class Side:
 
 
 @pytest.mark.parametrize("awake", [False, True])
-def test_a_trainer_and_an_engine_take_turns(awake: bool, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize("room", [False, True])
+def test_a_trainer_and_an_engine_take_turns(
+    awake: bool, room: bool, monkeypatch: MonkeyPatch
+) -> None:
     module, said = load("colocated_step.py"), list[str]()
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
     engine, trainer = Side(said), Side(said)
-    engine.awake, trainer.awake = True, awake
+    engine.awake, trainer.awake, trainer.room = True, awake, room
     both: list[bool] = []
 
     @contextlib.contextmanager
@@ -148,8 +156,21 @@ def test_a_trainer_and_an_engine_take_turns(awake: bool, monkeypatch: MonkeyPatc
 
     assert module.step(engine, trainer, [[1, 2], [3, 4]], phase, awake) == 0.5
     assert any(both) == awake
-    assert said == (["load"] if awake else ["trainer", "weights", "load", "kv_cache"])
+    turn = ["trainer", "sleeps"] if room else ["sleeps", "trainer"]
+    assert said == (["load"] if awake else [*turn, "weights", "load", "sleeps", "kv_cache"])
     assert (engine.awake, trainer.awake) == (True, awake)
+
+
+def test_room_for_a_trainer_that_sleeps_is_its_bytes_and_a_gib(monkeypatch: MonkeyPatch) -> None:
+    module, model = load("colocated_step.py"), torch.nn.Linear(256, 1024, bias=False)
+    trainer = SimpleNamespace(model=model, optimizer=torch.optim.SGD(model.parameters(), 1.0, 0.9))
+    for state in ("without", "with"):
+        needed = sum(one.nbytes for one in model.parameters()) * (2 if state == "with" else 1)
+        for free, fits in ((needed + module.GIB, False), (needed + module.GIB + 1, True)):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 1 << 40))
+            assert module.Trainer.fits(trainer) == fits
+        model(torch.ones(1, 256)).sum().backward()
+        trainer.optimizer.step()
 
 
 def test_weights_arrive_as_they_were_sent(monkeypatch: MonkeyPatch) -> None:
