@@ -8,9 +8,9 @@ import contextlib
 import ctypes
 import os
 import re
-import signal
 import sys
 import textwrap
+import threading
 import types
 import warnings
 from pathlib import Path
@@ -57,7 +57,7 @@ def stand_ins(device: str) -> dict[str, Any]:
     given: dict[str, Any] = dict.fromkeys(["train_step", "generate", "launch_kernel"], nothing)
     given.update(
         {name: getattr(esper_alloc, name) for name in NAMES},
-        **{"esper_alloc": esper_alloc, "torch": torch, "ctypes": ctypes, "signal": signal},
+        **{"esper_alloc": esper_alloc, "torch": torch, "ctypes": ctypes, "threading": threading},
         warnings=warnings,
         **dict.fromkeys(["compiled", "f", "compiled_image", "compiled_direction"], model),
         **{"x": torch.ones(8, device=device), "angles": torch.ones(3), "images": images},

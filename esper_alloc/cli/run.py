@@ -206,7 +206,7 @@ def mismatch(torch: str | None, shim: Facts, uses: str | None) -> str | None:
     if (old := too_old(torch)) is not None:
         return old
     if importlib.util.find_spec("esper_alloc._build") is None:
-        return "this is its source folder, where nothing was built: `cd` elsewhere"
+        return "this is its source folder, where nothing was built: `cd` elsewhere, or `make setup`"
     if not shim["built"]:
         return f"it was installed without its PyTorch part, and this is torch {torch}"
     differs = difference(shim["built_for"], torch, None)

@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="a black box's file, or a snapshot")
     parser.add_argument(
-        "--output", metavar="PAGE.html", help="the page (default: FILE with .html at its end)"
+        "--output", metavar="PAGE.html", help="the page (default: FILE with the suffix .html)"
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.set_defaults(run=run)

@@ -89,10 +89,12 @@ def _in_seconds(counters: dict[str, int]) -> dict[str, float]:
 def report() -> str:
     """What the allocator waits for, as text.
 
-    For a program that is slow or hangs. Waits for nothing and uses no stream, so it may
-    be called from any thread, or from a Python signal handler::
+    For a program that is slow or hangs. Waits for nothing and uses no stream, so any
+    thread may call it, also one that was started beforehand::
 
-        signal.signal(signal.SIGUSR1, lambda *_: print(esper_alloc.report()))
+        timer = threading.Timer(60, lambda: print(esper_alloc.report()))
+        timer.daemon = True  # the program may end before
+        timer.start()
 
     It says for each device how often and how long the host was held back, how often in vain, and
     what the allowance is. It lists the freed blocks for whose uses no event could be recorded,
