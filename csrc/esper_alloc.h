@@ -481,7 +481,7 @@ ESPER_API esper_status esper_close_shared(esper_core *core, void *address);
 /* Pins the segment around `ptr`, for example because another process knows its address and may go
  * on using it after the memory was freed here. A pinned segment never goes back to the driver; its
  * memory is handed out as before. *segment (may be NULL) becomes its first address. ESPER_INVALID:
- * `ptr` is in no live block. */
+ * `ptr` is in no live block. ESPER_ASLEEP: memory of the segment sleeps. */
 ESPER_API esper_status esper_pin(esper_core *core, const void *ptr, void **segment);
 
 /* Ends that. ESPER_INVALID: no pinned segment begins there. ESPER_NOT_READY: it has a live block,

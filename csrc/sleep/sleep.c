@@ -103,7 +103,7 @@ static void add_batch(sending_t *g, batch_t batch)
 {
   if (g->count == WINDOW)
     finish_batch(g);
-  batch.record = batch.copied ? stream_record(g->copier) : NULL;
+  batch.record = batch.copied ? sleeper_record(g->copier) : NULL;
   g->batch[(g->first + g->count++) % WINDOW] = batch;
 }
 

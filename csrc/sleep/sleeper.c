@@ -74,6 +74,15 @@ void sleeper_copy(device_t *device, const sleeper_t *s, const parcel_t *parcel,
   }
 }
 
+record_t *sleeper_record(presented_t copier)
+{
+  enum { TRIES = 8 };
+  record_t *record = NULL;
+  for (int i = 0; i < TRIES && !record; i++)
+    record = stream_record(copier);
+  return record;
+}
+
 void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait)
 {
   if (!record)
@@ -87,9 +96,13 @@ void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait)
 esper_status sleeper_stream(device_t *device, presented_t *copier)
 {
   esper_status status = device->copier ? ESPER_OK : stream_create_own(device, &device->copier);
-  if (status == ESPER_OK)
-    *copier = stream_presented(device->copier, device->copier->handle);
-  return status;
+  if (status != ESPER_OK)
+    return status;
+  *copier = stream_presented(device->copier, device->copier->handle);
+  record_t *record = sleeper_record(*copier); /* its event is there when memory is short */
+  if (record)
+    record_drop(record);
+  return ESPER_OK;
 }
 
 esper_status sleeper_tags(const char *const *names, size_t count, bool tags[TAGS])

@@ -33,11 +33,14 @@ typedef esper_status sleeper_copy_t(device_t *device, uintptr_t address, char *h
 void sleeper_copy(device_t *device, const sleeper_t *sleeper, const parcel_t *parcel,
                   sleeper_copy_t *copy);
 
+/* Records an event behind the copies. It is tried again, because without an event the device has to
+ * be synchronised, which the driver refuses during a capture. NULL: it failed. */
+record_t *sleeper_record(presented_t copier);
 /* The host waits for the copies before the record, which is dropped. NULL: it waits for all of the
  * device. A device that cannot be waited for has failed. */
 void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait);
 
-/* The core's own stream for copies, as presented. */
+/* The core's own stream for copies, as presented, with an event. */
 esper_status sleeper_stream(device_t *device, presented_t *copier);
 
 /* Finds the tags of these names; `names` NULL: all that there are now. */

@@ -103,7 +103,7 @@ static esper_status wake(wake_up_t *c)
   if (status == ESPER_OK)
     status = bring_back(c, false);
   if (c->enqueued)
-    sleeper_wait_for_copies(device, stream_record(c->copier), RULE(WAKE_BEFORE_USE));
+    sleeper_wait_for_copies(device, sleeper_record(c->copier), RULE(WAKE_BEFORE_USE));
   if (status != ESPER_OK && !device_has_failed(device))
     waking_undo(&c->waking);
   if (device_has_failed(device))

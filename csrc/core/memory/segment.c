@@ -175,11 +175,13 @@ esper_status segment_pin(core_t *core, const void *ptr, void **address)
   if (!block)
     return error_set(ESPER_INVALID, "%p is in no live block of this allocator", ptr);
   segment_t *segment = block->segment;
-  segment->pinned = true;
-  if (address)
+  bool pinned = segment->pinned = !segment->asleep;
+  if (pinned && address)
     *address = (void *)segment->address;
   unlock(&segment->device->lock);
-  return ESPER_OK;
+  return pinned
+             ? ESPER_OK
+             : error_set(ESPER_ASLEEP, "memory around %p sleeps: wake it before it is pinned", ptr);
 }
 
 static bool has_live_blocks(const segment_t *segment)

@@ -29,8 +29,8 @@ enum {
  * waited for. ESPER_NOT_READY: the limit ended the wait. */
 esper_status drain_device(device_t *device, unsigned how);
 
-/* The same by synchronising the device, which ends the captures that are going on. For a caller who
- * has tried all else, and may not go on before the work is done. */
+/* The same by synchronising the device. For a caller who has tried all else, and may not go on
+ * before the work is done: during a capture the driver refuses (ESPER_CAPTURING) and ends it. */
 esper_status drain_at_any_cost(device_t *device);
 
 #endif

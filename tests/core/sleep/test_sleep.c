@@ -228,6 +228,20 @@ SCENE_WITH(beside_a_peer_that_cannot_be_asked_nothing_sleeps,
   wake("t");
 }
 
+SCENE(what_sleeps_is_not_pinned)
+{
+  void *p = used_as("t", 20 * MIB, r), *address;
+  world_run(&w, r);
+  sleep_all_of("t");
+  CHECK_STATUS(esper_pin(w.core, p, &address), ESPER_ASLEEP);
+  wake("t");
+  CHECK_OK(esper_pin(w.core, p, &address));
+  world_free(&w, p);
+  CHECK_OK(try_sleep("t", ESPER_KEEP_HOST, NULL));
+  CHECK(!sim_would_fault(w.s, p, 20 * MIB));
+  CHECK_OK(esper_unpin(w.core, address));
+}
+
 static sim_graph *graph_of_pool(esper_stream stream, const char *tag, void **p)
 {
   void *filter;

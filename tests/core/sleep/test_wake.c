@@ -106,6 +106,52 @@ SCENE(waking_what_is_awake_does_nothing)
   CHECK_EQ(calls(SIM_CALL_stream_create), 0);
 }
 
+static void *asleep_beside_a_capture(esper_keep keep)
+{
+  begin();
+  void *p = used_as("t", 20 * MIB, r);
+  used_as("other", 2 * MIB, s);
+  sim_run_all(w.s);
+  sim_allow_loss(w.s, keep == ESPER_KEEP_NOTHING);
+  CHECK_OK(try_sleep("t", keep, NULL));
+  sim_capture_begin(w.s, 0, s.handle);
+  return p;
+}
+
+static void wakes_beside_the_capture(void *p)
+{
+  wake("t");
+  CHECK(sim_capture_is_valid(w.s, 0, s.handle));
+  world_kernel(&w, r, p);
+  sim_capture_abort(w.s, 0, s.handle);
+  end();
+}
+
+/* Without an event the device would be synchronised, which neither the capture nor the device
+ * survives. A wake records one event before its copies, and one behind them. */
+TEST(a_wake_beside_a_capture_survives_an_event_that_cannot_be_recorded)
+{
+  sim_call fails[] = {SIM_CALL_event_record, SIM_CALL_stream_capture};
+  for (int i = 0; i < 2; i++)
+    for (uint64_t nth = 1; nth <= 4; nth++) {
+      void *p = asleep_beside_a_capture(ESPER_KEEP_HOST);
+      sim_fail_call(w.s, fails[i], nth, ESPER_DEVICE_ERROR);
+      wakes_beside_the_capture(p);
+    }
+}
+
+SIM_HOOK(memory_gets_short)
+{
+  sim_fail_calls_from(w.s, SIM_CALL_event_create, 1, ESPER_OUT_OF_MEMORY);
+}
+
+TEST(a_first_wake_makes_its_event_before_memory_is_short)
+{
+  void *p = asleep_beside_a_capture(ESPER_KEEP_NOTHING);
+  sim_after_call(w.s, SIM_CALL_page_create, memory_gets_short, NULL);
+  wakes_beside_the_capture(p);
+}
+
 /* Notes are part of the block, which lives on as a hole and as what fills it. */
 SCENE(what_was_noted_does_not_outlive_a_block_that_is_freed_asleep)
 {
