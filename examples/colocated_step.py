@@ -251,12 +251,11 @@ def step(engine: Any, trainer: Any, prompts: list[list[int]], phase: Any, awake:
         answers = engine.answer(prompts)
     if not awake:
         with phase("engine sleeps, trainer wakes"):
-            # The driver clears memory that is given back, and meanwhile copies are slower.
-            first, then = engine.sleep, trainer.wake
-            if trainer.fits():
-                first, then = then, first
-            first()
-            then()
+            # While the driver clears memory that was given back, copies are slower. So the trainer
+            # wakes first where both have room.
+            turns = [engine.sleep, trainer.wake]
+            for turn in reversed(turns) if trainer.fits() else turns:
+                turn()
     with phase("training"):
         tokens = torch.tensor([p + a for p, a in zip(prompts, answers)]).cuda()
         rewards = torch.tensor([sum(t % 2 for t in one) / len(one) for one in answers]).cuda()

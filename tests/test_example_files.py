@@ -164,8 +164,8 @@ def test_a_trainer_and_an_engine_take_turns(
 def test_room_for_a_trainer_that_sleeps_is_its_bytes_and_a_gib(monkeypatch: MonkeyPatch) -> None:
     module, model = load("colocated_step.py"), torch.nn.Linear(256, 1024, bias=False)
     trainer = SimpleNamespace(model=model, optimizer=torch.optim.SGD(model.parameters(), 1.0, 0.9))
-    for state in ("without", "with"):
-        needed = sum(one.nbytes for one in model.parameters()) * (2 if state == "with" else 1)
+    for copies in (1, 2):  # without momentum, and with it
+        needed = copies * sum(one.nbytes for one in model.parameters())
         for free, fits in ((needed + module.GIB, False), (needed + module.GIB + 1, True)):
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 1 << 40))
             assert module.Trainer.fits(trainer) == fits

@@ -99,7 +99,7 @@ esper_status sleeper_stream(device_t *device, presented_t *copier)
   if (status != ESPER_OK)
     return status;
   *copier = stream_presented(device->copier, device->copier->handle);
-  record_t *record = sleeper_record(*copier); /* its event is there when memory is short */
+  record_t *record = sleeper_record(*copier);
   if (record)
     record_drop(record);
   return ESPER_OK;

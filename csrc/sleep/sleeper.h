@@ -40,7 +40,8 @@ record_t *sleeper_record(presented_t copier);
  * device. A device that cannot be waited for has failed. */
 void sleeper_wait_for_copies(device_t *device, record_t *record, bool wait);
 
-/* The core's own stream for copies, as presented, with an event. */
+/* The core's own stream for copies, as presented. An event is made for it now, because memory may
+ * be short later. */
 esper_status sleeper_stream(device_t *device, presented_t *copier);
 
 /* Finds the tags of these names; `names` NULL: all that there are now. */
